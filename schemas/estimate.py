@@ -1,0 +1,125 @@
+"""The result of `dsplan estimate`: the model, the cluster, and one row per candidate. Field names are the JSON's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dsplan.schemas.cluster import Cluster
+from dsplan.schemas.ledger import Ledger, Level
+from dsplan.schemas.plan import Engine, Plan
+
+Verdict = Literal["fits", "tight", "oom", "host_oom", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the report's head says of the model."""
+
+    source: str
+    params: int
+    trainable_params: int
+    forward_flops: float | None
+    flops_source: str | None
+    shapes_sha256: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on the fullest rank at its peak; the categories add up to allocated_bytes. None: does not apply or not known."""
+
+    params_bytes: int | None
+    grads_bytes: int | None
+    optimizer_bytes: int | None
+    activations_bytes: int | None
+    gathered_params_bytes: int | None
+    buckets_bytes: int | None
+    temporary_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    device_bytes_low: int | None
+    device_bytes_high: int | None
+    host_bytes: int | None
+    """Per node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step. All None where the GPU is of unknown kind or there is no sample batch."""
+
+    step_seconds: float | None = None
+    compute_seconds: float | None = None
+    exposed_communication_seconds: float | None = None
+    bubble_seconds: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    model_flops_per_second_per_gpu: float | None = None
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One candidate with its numbers. `ledger` explains memory; None where only state bytes are known."""
+
+    plan: Plan
+    level: Level
+    memory: Memory
+    time: StepTime
+    verdict: Verdict
+    runnable: bool
+    ledger: Ledger | None = None
+    formulas: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract's row."""
+        plan = self.plan
+        return {
+            "engine": plan.engine,
+            "level": self.level,
+            "zero_stage": plan.zero_stage,
+            "precision": plan.precision,
+            "dp": plan.layout.dp,
+            "dp_replicate": plan.layout.dp_replicate,
+            "tp": plan.layout.tp,
+            "pp": plan.layout.pp,
+            "sp": plan.layout.sp,
+            "micro_batch": plan.micro_batch,
+            "accumulation": plan.accumulation,
+            "global_batch": plan.global_batch,
+            "seq_len": plan.seq_len,
+            "recompute": plan.recompute,
+            "offload": plan.offload,
+            "optimizer": plan.optimizer.name,
+            "memory": asdict(self.memory),
+            "time": asdict(self.time),
+            "verdict": self.verdict,
+            "runnable": self.runnable,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The whole report. `own` is the index of the row that is the user's own configuration, if any."""
+
+    model: ModelFacts
+    cluster: Cluster
+    engine: Engine
+    engine_version: str
+    rows: tuple[Row, ...]
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Reason -> number of rows left out."""
+    own: int | None = None
+    origins: tuple[tuple[str, str, str], ...] = ()
+    """(what, value, where it came from: flag, --args, --config, default, script)."""
+
+    def to_json(self) -> dict[str, Any]:
+        model = asdict(self.model)
+        return {
+            "version": 1,
+            "model": {key: model[key] for key in ("source", "params", "trainable_params", "forward_flops", "flops_source")},
+            "cluster": self.cluster.to_json(),
+            "rows": [row.to_json() for row in self.rows],
+            "skipped": [{"reason": reason, "rows": rows} for reason, rows in self.skipped.items()],
+        }

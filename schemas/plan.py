@@ -1,0 +1,140 @@
+"""Plan: everything that decides bytes and seconds on a given model and cluster, and the file that records a chosen one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dsplan.schemas.layout import Layout
+
+Engine = Literal["native", "deepspeed"]
+ENGINES: tuple[Engine, ...] = ("native", "deepspeed")
+Recompute = Literal["none", "full", "selective"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "selective")
+Offload = Literal["none", "optimizer", "param"]
+"""param includes optimizer: parameters and optimizer state both live on the host."""
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "param")
+
+OPTIMIZER_STATES: dict[str, int] = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "sgd": 0, "lamb": 2, "muon": 1}
+"""fp32 state tensors per parameter, without momentum for sgd. Source: torch.optim; deepspeed/ops for lion and lamb."""
+
+Kernel = Literal["fused", "foreach", "for-loop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """The optimizer as far as memory knows it."""
+
+    name: str = "adamw"
+    """Lower case, a key of OPTIMIZER_STATES."""
+    momentum: bool = False
+    """sgd only: keeps one state per parameter."""
+    kernel: Kernel = "fused"
+    """How the step runs: fused has no temporaries, foreach has whole-model ones, for-loop one parameter's."""
+
+    @property
+    def states(self) -> int:
+        return OPTIMIZER_STATES[self.name] + (1 if self.name == "sgd" and self.momentum else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroKnobs:
+    """zero_optimization's sizes, in elements, with the defaults of DeepSpeed 0.19.8 (deepspeed/runtime/zero/config.py)."""
+
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+    overlap_comm: bool | None = None
+    """None: true at stage 3, false elsewhere."""
+    contiguous_gradients: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One candidate. Layout's dp x micro_batch x accumulation is the global batch."""
+
+    engine: Engine
+    layout: Layout
+    zero_stage: int
+    precision: str
+    micro_batch: int
+    accumulation: int
+    seq_len: int | None = None
+    recompute: Recompute = "none"
+    offload: Offload = "none"
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    knobs: ZeroKnobs = field(default_factory=ZeroKnobs)
+
+    @property
+    def global_batch(self) -> int:
+        return self.micro_batch * self.accumulation * self.layout.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """plan.json. `predicted` is a row of estimate, `ds_config` the tuned DeepSpeed configuration."""
+
+    model: dict[str, Any]
+    """source, params, shapes_sha256"""
+    cluster: dict[str, Any]
+    engine: Engine
+    layout: Layout
+    zero_stage: int
+    precision: str
+    micro_batch: int
+    accumulation: int
+    recompute: Recompute
+    offload: Offload
+    ds_config: dict[str, Any]
+    predicted: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        degrees = {name: getattr(self.layout, name) for name in ("dp_replicate", "dp_shard", "tp", "pp", "sp")}
+        return {
+            "version": 1,
+            "model": self.model,
+            "cluster": self.cluster,
+            "engine": self.engine,
+            "layout": degrees,
+            "zero_stage": self.zero_stage,
+            "precision": self.precision,
+            "micro_batch": self.micro_batch,
+            "accumulation": self.accumulation,
+            "recompute": self.recompute,
+            "offload": self.offload,
+            "ds_config": self.ds_config,
+            "predicted": self.predicted,
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> PlanFile:
+        """ValueError that names every key that is missing or of the wrong shape."""
+        wanted: dict[str, type | tuple[type, ...]] = {
+            "model": dict,
+            "cluster": dict,
+            "engine": str,
+            "layout": dict,
+            "zero_stage": int,
+            "precision": str,
+            "micro_batch": int,
+            "accumulation": int,
+            "recompute": str,
+            "offload": str,
+            "ds_config": dict,
+            "predicted": dict,
+        }
+        wrong = [key for key, kind in wanted.items() if not isinstance(value.get(key), kind)]
+        if value.get("version") != 1:
+            wrong.insert(0, "version (must be 1)")
+        if not wrong and value["engine"] not in ENGINES:
+            wrong.append(f"engine (must be {' or '.join(ENGINES)})")
+        if wrong:
+            raise ValueError(f"a plan needs {', '.join(wrong)}")
+        try:
+            layout = Layout(**value["layout"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"layout: {error}") from error
+        return PlanFile(layout=layout, **{key: value[key] for key in wanted if key != "layout"})

@@ -1,0 +1,132 @@
+"""What one forward and backward of a model does, independent of engine, ZeRO stage and cluster."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+TracePhase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """One parameter as the model holds it. Tied parameters appear once, under their first name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype_bytes: int
+    trainable: bool
+    tp_dim: int | None = None
+    """The dim that tensor parallelism splits; None: replicated over tp."""
+
+    @property
+    def numel(self) -> int:
+        product = 1
+        for length in self.shape:
+            product *= length
+        return product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is gathered, sharded and recomputed together: one repeated block, or all that lies outside the blocks.
+
+    The unit outside the blocks has the name "" and is always `Trace.units[0]`.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    forward_flops: float
+    """Per forward of one micro-batch (2 x multiply-adds)."""
+
+    @property
+    def numel(self) -> int:
+        return sum(param.numel for param in self.params)
+
+    @property
+    def trainable_numel(self) -> int:
+        return sum(param.numel for param in self.params if param.trainable)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One candidate for the peak inside a segment.
+
+    activation_bytes: everything live that is neither parameter, buffer, gradient of a parameter nor state (inputs count).
+    split_bytes: the part of it that tensor parallelism divides.
+    grad_bytes: full-size gradients of the segment's own unit that exist at that moment, in the compute dtype.
+    """
+
+    activation_bytes: int
+    split_bytes: int
+    grad_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of the timeline in which one unit runs. Segments follow each other in time without gaps.
+
+    `points` holds only the maxima that none of the others exceeds in both activation_bytes and grad_bytes.
+    """
+
+    unit: int
+    phase: TracePhase
+    start: Point
+    end: Point
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The recorded step of one model at one compute dtype, micro_batch and recompute policy.
+
+    Without a sample batch `segments` is empty, and forward_flops and seq_len are None: state bytes only.
+    """
+
+    source: str
+    units: tuple[Unit, ...]
+    buffer_bytes: int
+    precision: str
+    recompute: str
+    micro_batch: int | None
+    seq_len: int | None
+    segments: tuple[Segment, ...]
+    forward_flops: float | None
+    flops_source: str | None
+    tp_limit: int = 1
+    """The largest tensor-parallel degree that the model's structure allows: tp must divide it. 1: cannot be split."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> int:
+        return sum(unit.numel for unit in self.units)
+
+    @property
+    def trainable_params(self) -> int:
+        return sum(unit.trainable_numel for unit in self.units)
+
+    @property
+    def blocks(self) -> tuple[Unit, ...]:
+        return self.units[1:]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Trace:
+        def unit(raw: dict[str, Any]) -> Unit:
+            params = tuple(Param(**{**param, "shape": tuple(param["shape"])}) for param in raw["params"])
+            return Unit(**{**raw, "params": params})
+
+        def segment(raw: dict[str, Any]) -> Segment:
+            points = tuple(Point(**point) for point in raw["points"])
+            return Segment(**{**raw, "start": Point(**raw["start"]), "end": Point(**raw["end"]), "points": points})
+
+        return Trace(
+            **{
+                **value,
+                "units": tuple(map(unit, value["units"])),
+                "segments": tuple(map(segment, value["segments"])),
+                "notes": tuple(value["notes"]),
+            }
+        )
