@@ -40,9 +40,9 @@ class StorageTracker(TorchDispatchMode):
             key = storage._cdata
             if key in self._held:
                 num_bytes, old, ref = self._held[key]
-                self._change(old, -num_bytes)
+                self._change(key, old, -num_bytes)
                 self._held[key] = (num_bytes, category, ref)
-                self._change(category, num_bytes)
+                self._change(key, category, num_bytes)
             else:
                 self._see(storage, category)
 
@@ -90,7 +90,7 @@ class StorageTracker(TorchDispatchMode):
             return
         num_bytes = storage.nbytes()
         self._held[key] = (num_bytes, category, weakref.ref(storage, lambda _, key=key: self._freed(key)))  # type: ignore[misc]
-        self._change(category, num_bytes)
+        self._change(key, category, num_bytes)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         held = self._held.get(storage._cdata)
@@ -99,13 +99,14 @@ class StorageTracker(TorchDispatchMode):
             return
         old_bytes, category, ref = held
         self._held[storage._cdata] = (storage.nbytes(), category, ref)
-        self._change(category, storage.nbytes() - old_bytes)
+        self._change(storage._cdata, category, storage.nbytes() - old_bytes)
 
     def _freed(self, key: int) -> None:
         num_bytes, category, _ = self._held.pop(key)
-        self._change(category, -num_bytes)
+        self._change(key, category, -num_bytes)
 
-    def _change(self, category: str, delta: int) -> None:
+    def _change(self, key: int, category: str, delta: int) -> None:
+        """Every change of live bytes passes here; key tells the storage for as long as it lives."""
         self.live[category] = self.live.get(category, 0) + delta
         self.total_bytes += delta
         if delta > 0 and self.on_growth is not None:
