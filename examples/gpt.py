@@ -21,9 +21,7 @@ class Block(nn.Module):
     def forward(self, x):
         batch, seq, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, seq, 3, self.heads, width // self.heads).unbind(2)
-        mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, seq, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 

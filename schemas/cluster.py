@@ -127,14 +127,18 @@ def find_gpu(kind: str) -> Gpu:
     near = difflib.get_close_matches(kind.lower(), aliases(), n=3, cutoff=0.4)
     family = [alias for alias in aliases() if kind.lower().split("-")[0] in alias]
     names = list(dict.fromkeys(aliases()[key] for key in (near or family or aliases())))
-    raise Problem(f"GPU {kind!r} is not known; known are for example {', '.join(names[:6])} (or describe it in a .json file)")
+    raise Problem(
+        f"GPU {kind!r} is not known; known are for example {', '.join(names[:6])} (or describe it in a .json file)"
+    )
 
 
 def _from_file(path: str) -> Cluster:
     try:
         raw = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise Problem(f"{path}: cannot be read ({error.strerror}); --cluster takes a file or a form like 8xH100-80GB") from error
+        raise Problem(
+            f"{path}: cannot be read ({error.strerror}); --cluster takes a file or a form like 8xH100-80GB"
+        ) from error
     except ValueError as error:
         raise Problem(f"{path}: is not JSON ({error})") from error
     if not isinstance(raw, dict) or "gpus_per_node" not in raw:

@@ -94,7 +94,9 @@ def _accelerate(raw: Mapping[str, Any]) -> dict[str, Any]:
     )
     return {
         "accumulation": inner.get("gradient_accumulation_steps"),
-        "precision": {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}.get(str(mixed).lower()) if mixed is not None else None,
+        "precision": {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}.get(str(mixed).lower())
+        if mixed is not None
+        else None,
         "gradient_clipping": inner.get("gradient_clipping"),
         "zero_stage": inner.get("zero_stage"),
         "offload": offload,
@@ -134,9 +136,7 @@ def _optimizer(name: Any) -> str | None:
     return head if head in ("adamw", "adam", "sgd", "adagrad", "lion") and "bit" not in name else None
 
 
-_KINDS: tuple[
-    tuple[Kind, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], dict[str, Any]]], ...
-] = (
+_KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
     ("accelerate", lambda raw: "distributed_type" in raw or "deepspeed_config" in raw, _accelerate),
     ("llama-factory", lambda raw: "finetuning_type" in raw or "model_name_or_path" in raw, _trainer),
     ("axolotl", lambda raw: "base_model" in raw or "micro_batch_size" in raw, _axolotl),

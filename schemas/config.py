@@ -5,6 +5,7 @@ Sources: deepspeed/runtime/{config,constants,precision_config}.py, deepspeed/run
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,7 +26,9 @@ class ConfigError(Problem):
     def __init__(self, reasons: list[tuple[str, str]], source: str = "config"):
         self.reasons = tuple(reasons)
         self.source = source
-        super().__init__("; ".join(f"{source}: {pointer.lstrip('/').replace('/', '.')} {text}" for pointer, text in reasons))
+        super().__init__(
+            "; ".join(f"{source}: {pointer.lstrip('/').replace('/', '.')} {text}" for pointer, text in reasons)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,10 @@ def read_config(raw: Any, source: str = "config") -> DsConfig:
     fp16_on = take.boolean(fp16_block, "fp16", "enabled", False)
     bf16_on = take.boolean(take.block(bf16_key), bf16_key, "enabled", False)
     if fp16_on and bf16_on:
-        take.wrong(f"/{bf16_key}/enabled", "is true beside fp16.enabled, but only one precision can be on; remove one of the two")
+        take.wrong(
+            f"/{bf16_key}/enabled",
+            "is true beside fp16.enabled, but only one precision can be on; remove one of the two",
+        )
     number = take.number
     fp16 = Fp16(
         loss_scale=number(fp16_block, "fp16", "loss_scale", 0.0, low=0),
@@ -114,7 +120,9 @@ def read_config(raw: Any, source: str = "config") -> DsConfig:
     overlap = zero.get("overlap_comm")
     knobs = ZeroKnobs(
         **sizes,
-        overlap_comm=None if overlap in (None, AUTO) else take.boolean(zero, "zero_optimization", "overlap_comm", False),
+        overlap_comm=None
+        if overlap in (None, AUTO)
+        else take.boolean(zero, "zero_optimization", "overlap_comm", False),
         contiguous_gradients=take.boolean(zero, "zero_optimization", "contiguous_gradients", True),
     )
     own = take.block("dsplan")
@@ -204,7 +212,10 @@ def _offload(take: _Reader, zero: Mapping[str, Any], stage: int) -> Offload:
         if block is None or block == AUTO:
             return "none"
         if not isinstance(block, Mapping):
-            take.wrong(f"/zero_optimization/{key}", f'is {_shape(block)}, but must be an object like {{"device": "cpu"}}')
+            take.wrong(
+                f"/zero_optimization/{key}",
+                f'is {_shape(block)}, but must be an object like {{"device": "cpu"}}',
+            )
             return "none"
         value = block.get("device", "none")
         value = "none" if value in (None, AUTO) else value
@@ -266,7 +277,13 @@ class _Reader:
         return int(value)
 
     def integer(
-        self, block: Mapping[str, Any], name: str, key: str, default: int, low: int | None = None, high: int | None = None
+        self,
+        block: Mapping[str, Any],
+        name: str,
+        key: str,
+        default: int,
+        low: int | None = None,
+        high: int | None = None,
     ) -> int:
         value = self.number(block, name, key, default, low=low, high=high)
         if value != int(value):
@@ -275,17 +292,26 @@ class _Reader:
         return int(value)
 
     def number(
-        self, block: Mapping[str, Any], name: str, key: str, default: float, low: float | None = None, high: float | None = None
+        self,
+        block: Mapping[str, Any],
+        name: str,
+        key: str,
+        default: float,
+        low: float | None = None,
+        high: float | None = None,
     ) -> float:
         value = block.get(key, default)
         if value == AUTO:
             return default
         if isinstance(value, str):  # pydantic's lax mode takes "2"
-            try:
+            with contextlib.suppress(ValueError):
                 value = float(value)
-            except ValueError:
-                pass
-        if isinstance(value, str) or not isinstance(value, (int, float)) or value != value or abs(value) == float("inf"):
+        if (
+            isinstance(value, str)
+            or not isinstance(value, (int, float))
+            or value != value
+            or abs(value) == float("inf")
+        ):
             self.wrong(f"/{name}/{key}", f"is {_shape(value)}, but must be a number")
             return default
         if (low is not None and value < low) or (high is not None and value > high):

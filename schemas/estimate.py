@@ -113,12 +113,16 @@ class Estimate:
     own: int | None = None
     origins: tuple[tuple[str, str, str], ...] = ()
     """(what, value, where it came from: flag, --args, --config, default, script)."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know: one sentence each."""
 
     def to_json(self) -> dict[str, Any]:
         model = asdict(self.model)
         return {
             "version": 1,
-            "model": {key: model[key] for key in ("source", "params", "trainable_params", "forward_flops", "flops_source")},
+            "model": {
+                key: model[key] for key in ("source", "params", "trainable_params", "forward_flops", "flops_source")
+            },
             "cluster": self.cluster.to_json(),
             "rows": [row.to_json() for row in self.rows],
             "skipped": [{"reason": reason, "rows": rows} for reason, rows in self.skipped.items()],

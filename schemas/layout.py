@@ -42,7 +42,9 @@ class Layout:
         degrees = [f"dp {self.dp}"]
         if self.dp_replicate > 1:
             degrees[0] += f" ({self.dp_replicate} x {self.dp_shard})"
-        degrees += [f"{name} {value}" for name, value in (("tp", self.tp), ("pp", self.pp), ("sp", self.sp)) if value > 1]
+        degrees += [
+            f"{name} {value}" for name, value in (("tp", self.tp), ("pp", self.pp), ("sp", self.sp)) if value > 1
+        ]
         return " x ".join(degrees)
 
 

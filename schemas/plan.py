@@ -15,7 +15,15 @@ Offload = Literal["none", "optimizer", "param"]
 """param includes optimizer: parameters and optimizer state both live on the host."""
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "param")
 
-OPTIMIZER_STATES: dict[str, int] = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "sgd": 0, "lamb": 2, "muon": 1}
+OPTIMIZER_STATES: dict[str, int] = {
+    "adam": 2,
+    "adamw": 2,
+    "adagrad": 1,
+    "lion": 1,
+    "sgd": 0,
+    "lamb": 2,
+    "muon": 1,
+}
 """fp32 state tensors per parameter, without momentum for sgd. Source: torch.optim; deepspeed/ops for lion and lamb."""
 
 Kernel = Literal["fused", "foreach", "for-loop"]

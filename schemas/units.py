@@ -11,7 +11,18 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 PRECISION_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one element in the compute dtype of each precision."""
 
-_SUFFIX = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB}
+_SUFFIX = {
+    "": 1,
+    "B": 1,
+    "KB": KB,
+    "MB": MB,
+    "GB": GB,
+    "TB": TB,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": TIB,
+}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 

@@ -1,0 +1,58 @@
+"""`--assert 'device_bytes <= 72GiB'`: one comparison on a row of the report, for CI."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from dsplan.schemas.estimate import Estimate, Memory, Row, StepTime
+from dsplan.schemas.problem import Problem
+from dsplan.schemas.units import parse_bytes
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "==": operator.eq,
+}
+_FORM = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*(.+?)\s*")
+_MEMORY = tuple(field.name for field in fields(Memory))
+_TIME = tuple(field.name for field in fields(StepTime))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assertion:
+    """name is a field of the row's memory or time."""
+
+    name: str
+    operator: str
+    value: float
+
+
+def parse_assertion(text: str) -> Assertion:
+    """Assertion of "device_bytes <= 72GiB" or "mfu >= 0.4"; Problem where it cannot be read."""
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise Problem(f"--assert {text!r} cannot be read; write for example 'device_bytes <= 72GiB'")
+    name, sign, value = match.groups()
+    if name not in _MEMORY + _TIME:
+        raise Problem(f"--assert: {name} is no field of a row; choose from {', '.join(_MEMORY + _TIME)}")
+    try:
+        number = float(parse_bytes(value)) if name in _MEMORY else float(value)
+    except ValueError as error:
+        raise Problem(f"--assert: {value!r} is no {'size, such as 72GiB' if name in _MEMORY else 'number'}") from error
+    return Assertion(name=name, operator=sign, value=number)
+
+
+def holds(assertion: Assertion, report: Estimate) -> bool:
+    """Of the user's own row; without one, of any row. A field that has no value never holds."""
+    rows = [report.rows[report.own]] if report.own is not None else list(report.rows)
+    return any(_holds(assertion, row) for row in rows)
+
+
+def _holds(assertion: Assertion, row: Row) -> bool:
+    value = getattr(row.memory if assertion.name in _MEMORY else row.time, assertion.name)
+    return value is not None and _OPERATORS[assertion.operator](value, assertion.value)

@@ -1,0 +1,119 @@
+"""From settings to the list of plans: which combinations exist on this cluster and model, and why others do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsplan.planner.settings import Settings
+from dsplan.schemas.cluster import Cluster
+from dsplan.schemas.config import resolve_batch
+from dsplan.schemas.layout import Layout
+from dsplan.schemas.plan import Plan
+from dsplan.schemas.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The plans in table order, and what was left out: reason -> count."""
+
+    plans: tuple[Plan, ...]
+    skipped: dict[str, int]
+
+
+def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_blocks: int) -> Candidates:
+    """Every plan that the settings name and the model and cluster allow.
+
+    tp_limit: what tp must divide (heads and split dims); num_blocks: the most pipeline stages. Problem where a split that
+    was asked for by name does not divide the GPUs, or where nothing is left.
+    """
+    for name, degrees in (("--tp", settings.tp), ("--pp", settings.pp)):
+        for degree in degrees or ():
+            if cluster.ranks % degree:
+                raise Problem(
+                    f"{name} {degree} does not divide the {cluster.ranks} GPUs of {cluster.text}; "
+                    f"choose from {', '.join(map(str, _divisors(cluster.ranks)))}"
+                )
+    skipped: Counter[str] = Counter()
+    plans: list[Plan] = []
+    for zero_stage in settings.zero:
+        for precision in settings.precision:
+            for tp, pp in _splits(settings, cluster, tp_limit, num_blocks):
+                reason = _refused(zero_stage, tp, pp, cluster, tp_limit, num_blocks)
+                if reason:
+                    skipped[reason] += 1
+                    continue
+                layout = Layout(dp_shard=cluster.ranks // (tp * pp), tp=tp, pp=pp)
+                try:
+                    micro_batch, accumulation = _batch(settings, layout.dp)
+                except ValueError as error:
+                    skipped[str(error)] += 1
+                    continue
+                plans.append(
+                    Plan(
+                        engine=settings.engine,
+                        layout=layout,
+                        zero_stage=zero_stage,
+                        precision=precision,
+                        micro_batch=micro_batch,
+                        accumulation=accumulation,
+                        seq_len=settings.seq_len,
+                        recompute=settings.recompute,  # type: ignore[arg-type]
+                        offload=settings.offload,  # type: ignore[arg-type]
+                        optimizer=settings.optimizer,
+                        knobs=settings.knobs,
+                    )
+                )
+    if not plans:
+        raise Problem(f"no combination is left: {'; '.join(skipped)}")
+    return Candidates(plans=tuple(plans), skipped=dict(skipped))
+
+
+def _splits(settings: Settings, cluster: Cluster, tp_limit: int, num_blocks: int) -> Iterator[tuple[int, int]]:
+    tps = settings.tp or [n for n in _powers(cluster.gpus_per_node) if tp_limit % n == 0]
+    pps = settings.pp or _powers(max(1, num_blocks))
+    for tp in tps:
+        for pp in pps:
+            if settings.pp is not None or settings.tp is not None or cluster.ranks % (tp * pp) == 0:
+                yield tp, pp
+
+
+def _refused(zero_stage: int, tp: int, pp: int, cluster: Cluster, tp_limit: int, num_blocks: int) -> str | None:
+    if cluster.ranks % (tp * pp):
+        return f"tp {tp} x pp {pp} does not divide the {cluster.ranks} GPUs"
+    if tp > 1 and tp_limit % tp:
+        return f"tp {tp} does not divide the model's heads and split dims (largest: {tp_limit})"
+    if tp > cluster.gpus_per_node:
+        return f"tp {tp} is larger than the {cluster.gpus_per_node} GPUs of a node"
+    if pp > 1 and pp > num_blocks:
+        return f"pp {pp} is larger than the number of blocks ({num_blocks})"
+    if pp > 1 and zero_stage > 1:
+        return "pp > 1 with zero 2 or 3: gradients stay whole over a pipeline's micro-batches"
+    return None
+
+
+def _batch(settings: Settings, dp: int) -> tuple[int, int]:
+    """(micro_batch, accumulation) of this dp; ValueError where the batch equation has no whole answer."""
+    if settings.global_batch is None:
+        return settings.micro_batch or 1, settings.accumulation or 1
+    if settings.micro_batch is not None and settings.accumulation is not None:
+        resolve_batch(settings.global_batch, settings.micro_batch, settings.accumulation, dp)
+        return settings.micro_batch, settings.accumulation
+    if settings.micro_batch is not None:
+        batch = resolve_batch(settings.global_batch, settings.micro_batch, None, dp)
+        return batch.micro_batch, batch.accumulation
+    accumulation = settings.accumulation or 1
+    if settings.global_batch % (accumulation * dp):
+        raise ValueError(
+            f"train_batch_size {settings.global_batch} / (accumulation {accumulation} x dp {dp}) is not whole"
+        )
+    return settings.global_batch // (accumulation * dp), accumulation
+
+
+def _powers(limit: int) -> list[int]:
+    return [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent <= limit]
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

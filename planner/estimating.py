@@ -1,0 +1,250 @@
+"""`estimate`: MODEL, configuration and cluster in; one row per candidate out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dsplan.planner.candidates import candidates
+from dsplan.planner.load import Subject, load_subject
+from dsplan.planner.memory import device, ledger
+from dsplan.planner.settings import Flags, Settings, settle
+from dsplan.planner.timing import step_time
+from dsplan.planner.tracer import trace
+from dsplan.schemas.cluster import Cluster, parse_cluster
+from dsplan.schemas.companion import Companion, read_companion
+from dsplan.schemas.config import DsConfig, read_config
+from dsplan.schemas.estimate import Estimate, Memory, ModelFacts, Row, StepTime
+from dsplan.schemas.jsonfile import load_config_file
+from dsplan.schemas.plan import Plan
+from dsplan.schemas.trace import Trace
+
+Progress = Callable[[str], None]
+
+
+def estimate(
+    model: str,
+    *,
+    cluster: Cluster | str = "1",
+    config: str | Mapping[str, Any] | None = None,
+    args: str | None = None,
+    flags: Flags | None = None,
+    sets: Mapping[str, str] | None = None,
+    script_args: Sequence[str] = (),
+    rehearse: bool = False,
+    show: int | None = None,
+    progress: Progress = lambda text: None,
+) -> Estimate:
+    """Bytes and seconds per GPU of every combination that flags, companion and config name.
+
+    model: model.py[:NAME], a training script, or a HF config. config: a path, or the object itself. rehearse: the first
+    `show` rows (all where None) are confirmed by running the engine on fake tensors. Problem where nothing can be said.
+    """
+    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    flags = flags or Flags()
+    ds_config = read_config_argument(config)
+    companion = read_companion(args) if args else None
+    progress(f"loading {model}")
+    subject = load_subject(model, sets=sets or {}, seq_len=flags.seq_len or _told(companion), script_args=script_args)
+    settings = settle_for(subject, flags, cluster, companion, ds_config)
+    progress(f"tracing {model}")
+    first = trace_for(subject, settings, precision=settings.precision[0])
+    found = candidates(settings, cluster, tp_limit=first.tp_limit, num_blocks=len(first.blocks))
+    rows = []
+    for plan in found.plans:
+        traced = trace_for(subject, settings, plan.precision, plan.micro_batch)
+        rows.append(estimate_row(traced, replace(plan, seq_len=traced.seq_len), cluster))
+    own = _own_index(rows, settings)
+    if own is not None and own > 0:
+        rows.insert(0, rows.pop(own))
+        own = 0
+    if rehearse:
+        shown = len(rows) if show is None else min(show, len(rows))
+        for index in range(shown):
+            progress(f"rehearsing row {index + 1} of {shown}")
+            rows[index] = rehearsed_row(subject, rows[index], cluster)
+    return Estimate(
+        model=model_facts(subject, first),
+        cluster=cluster,
+        engine=settings.engine,
+        engine_version=engine_version(settings.engine),
+        rows=tuple(rows),
+        skipped=found.skipped,
+        own=own,
+        origins=settings.origins,
+        notes=tuple(dict.fromkeys((*subject.notes, *first.notes))),
+    )
+
+
+def merged(reports: Sequence[Estimate]) -> Estimate:
+    """The reports of several engines as one: the rows of all, the head of the first."""
+    first = reports[0]
+    skipped: Counter[str] = Counter()
+    for report in reports:
+        skipped.update(report.skipped)
+    return replace(first, rows=tuple(row for report in reports for row in report.rows), skipped=dict(skipped))
+
+
+def fits(report: Estimate) -> bool:
+    """Exit code 0: the user's own configuration fits or is tight; without one, any row; true where nothing is known."""
+    rows = [report.rows[report.own]] if report.own is not None else report.rows
+    return any(row.verdict in ("fits", "tight", "unknown") for row in rows)
+
+
+def read_config_argument(config: str | Mapping[str, Any] | None) -> DsConfig | None:
+    """DsConfig of --config: a path (DeepSpeed's own dialect) or an object."""
+    if config is None:
+        return None
+    if isinstance(config, Mapping):
+        return read_config(config)
+    return read_config(load_config_file(config), config)
+
+
+def settle_for(
+    subject: Subject, flags: Flags, cluster: Cluster, companion: Companion | None, config: DsConfig | None
+) -> Settings:
+    """Settings of this subject: a script brings its own configuration, optimizer and batch."""
+    script_config = read_config(subject.config, f"{subject.source} (its configuration)") if subject.config else None
+    return settle(
+        flags,
+        cluster=cluster,
+        companion=companion,
+        config=config,
+        script_config=script_config,
+        script_micro_batch=subject.micro_batch,
+        script_optimizer=subject.optimizer,
+        hidden_size=subject.hidden_size,
+    )
+
+
+def trace_for(subject: Subject, settings: Settings, precision: str, micro_batch: int | None = None) -> Trace:
+    """The trace that a plan needs (kept by the tracer, so that asking again costs nothing)."""
+    return trace(
+        subject,
+        precision=precision,
+        recompute=settings.recompute,
+        micro_batch=micro_batch or settings.micro_batch or subject.micro_batch or 1,
+        seq_len=settings.seq_len,
+    )
+
+
+def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
+    """One row at level formula. Without a sample batch only the state bytes are filled in."""
+    book = ledger(traced, plan)
+    if not traced.segments:
+        state = {category: 0 for category in ("params", "grads", "optimizer")}
+        for moment in book.moments:
+            for category in state:
+                state[category] = max(state[category], moment.category_bytes(category))  # type: ignore[arg-type]
+        memory = Memory(
+            params_bytes=state["params"],
+            grads_bytes=state["grads"],
+            optimizer_bytes=state["optimizer"],
+            **dict.fromkeys(_REST),
+            host_bytes=book.host_bytes * cluster.gpus_per_node,
+        )
+        return Row(
+            plan=plan,
+            level="formula",
+            memory=memory,
+            time=StepTime(),
+            verdict="unknown",
+            runnable=runnable(plan),
+            ledger=book,
+        )
+    return _judged(
+        Row(
+            plan=plan,
+            level=book.level,
+            memory=device.memory(book, plan, cluster),
+            time=step_time(traced, plan, cluster),
+            verdict="unknown",
+            runnable=runnable(plan),
+            ledger=book,
+        ),
+        cluster,
+    )
+
+
+def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:
+    """The same row with the bytes that the engine itself allocates on fake tensors."""
+    from dsplan.planner.rehearsal import rehearse
+
+    book = rehearse(subject, row.plan)
+    memory = device.memory(book, row.plan, cluster)
+    return _judged(replace(row, level=book.level, memory=memory, ledger=book), cluster)
+
+
+def _judged(row: Row, cluster: Cluster) -> Row:
+    usable = cluster.gpu.usable_bytes if cluster.gpu else None
+    return replace(row, verdict=device.verdict(row.memory.device_bytes, row.memory.device_bytes_high, usable))
+
+
+def runnable(plan: Plan) -> bool:
+    """Whether `dsplan launch` carries the plan out today."""
+    from dsplan.runtime import CARRIED_OUT
+
+    split = plan.layout.tp == plan.layout.pp == plan.layout.sp == plan.layout.dp_replicate == 1
+    if plan.engine == "deepspeed":
+        return split
+    return split and plan.offload in CARRIED_OUT["offload"] and plan.recompute in CARRIED_OUT["recompute"]
+
+
+def engine_version(engine: str) -> str:
+    """The release that the numbers speak of."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    if engine == "native":
+        return version("dsplan")
+    try:
+        return version("deepspeed")
+    except PackageNotFoundError:
+        return "0.19.8"  # the release whose source the memory table follows
+
+
+def model_facts(subject: Subject, traced: Trace) -> ModelFacts:
+    """The head of the report. shapes_sha256 is over name and shape of every parameter, in order."""
+    digest = hashlib.sha256()
+    for unit in traced.units:
+        for param in unit.params:
+            digest.update(f"{param.name} {list(param.shape)}\n".encode())
+    return ModelFacts(
+        source=subject.source,
+        params=traced.params,
+        trainable_params=traced.trainable_params,
+        forward_flops=traced.forward_flops,
+        flops_source=traced.flops_source,
+        shapes_sha256=digest.hexdigest(),
+        notes=traced.notes,
+    )
+
+
+_REST = (
+    "activations_bytes",
+    "gathered_params_bytes",
+    "buckets_bytes",
+    "temporary_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "device_bytes",
+    "device_bytes_low",
+    "device_bytes_high",
+)
+
+
+def _own_index(rows: Sequence[Row], settings: Settings) -> int | None:
+    """The row that is the user's own configuration: its zero_stage and precision, and no tp or pp beyond data parallel."""
+    if settings.own_zero is None:
+        return None
+    for index, row in enumerate(rows):
+        plan = row.plan
+        if plan.zero_stage == settings.own_zero and plan.precision == settings.own_precision:
+            return index
+    return None
+
+
+def _told(companion: Companion | None) -> int | None:
+    return companion.seq_len if companion else None

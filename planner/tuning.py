@@ -1,0 +1,258 @@
+"""`tune`: every runnable combination that trains the same model, and the best of those that fit."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsplan.planner import estimating
+from dsplan.planner.load import Subject, load_subject
+from dsplan.planner.settings import Flags, Settings
+from dsplan.schemas.cluster import Cluster, parse_cluster
+from dsplan.schemas.companion import read_companion
+from dsplan.schemas.estimate import ModelFacts, Row
+from dsplan.schemas.layout import Layout
+from dsplan.schemas.plan import Plan, PlanFile
+from dsplan.schemas.problem import Problem
+from dsplan.schemas.tuned import Tuned
+
+FREE_KEYS = ("global_batch", "precision", "optimizer")
+LARGEST_MICRO_BATCH = 1024
+"""Where the search over micro_batch stops when no global batch bounds it."""
+DEFAULT_LEARNING_RATE = 1e-3
+"""Source: torch.optim.AdamW and deepspeed/ops/adam/fused_adam.py, default of lr."""
+
+
+def tune(
+    model: str,
+    *,
+    cluster: Cluster | str,
+    config: str | Mapping[str, Any] | None = None,
+    args: str | None = None,
+    global_batch: int | None = None,
+    free: Sequence[str] = (),
+    objective: str = "throughput",
+    trials: int = 0,
+    engine: str = "native",
+    seq_len: int | None = None,
+    sets: Mapping[str, str] | None = None,
+    script_args: Sequence[str] = (),
+    progress: estimating.Progress = lambda text: None,
+) -> Tuned:
+    """The fastest (or smallest) combination of zero_stage, micro_batch, accumulation and recompute that fits.
+
+    Global batch, optimizer, precision, clipping and schedule stay those of the config unless named in `free`.
+    trials: the K best are rehearsed before the choice. Problem where the cluster's kind is unknown and speed is asked for.
+    """
+    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    unknown = [key for key in free if key not in FREE_KEYS]
+    if unknown:
+        raise Problem(f"--free {','.join(unknown)} is not known; choose from {', '.join(FREE_KEYS)}")
+    if cluster.gpu is None and objective == "throughput":
+        raise Problem(
+            f"--cluster {cluster.text}: the GPUs are of unknown kind, so nothing can be said of speed or fit; name the kind, "
+            f"as in {cluster.ranks}xA100-80GB, or choose --objective memory"
+        )
+    ds_config = estimating.read_config_argument(config)
+    companion = read_companion(args) if args else None
+    flags = Flags(zero=(0, 1, 2, 3), tp=(1,), pp=(1,), seq_len=seq_len, engine=engine)  # type: ignore[arg-type]
+    if "precision" in free:
+        flags = replace(flags, precision=("bf16", "fp16", "fp32"))
+    progress(f"loading {model}")
+    subject = load_subject(model, sets=sets or {}, seq_len=seq_len, script_args=script_args)
+    settings = estimating.settle_for(subject, flags, cluster, companion, ds_config)
+    wanted, origin = _global_batch(settings, subject, cluster, global_batch, free)
+    rows, skipped = _rows(subject, settings, cluster, wanted, progress)
+    ranked = sorted(rows, key=lambda row: _rank(row, objective))
+    for index in range(min(trials, len(ranked))):
+        progress(f"rehearsing candidate {index + 1} of {trials}")
+        ranked[index] = estimating.rehearsed_row(subject, ranked[index], cluster)
+    ranked.sort(key=lambda row: _rank(row, objective))
+    best = ranked[0] if ranked and ranked[0].verdict in ("fits", "tight", "unknown") else None
+    traced = estimating.trace_for(subject, settings, settings.precision[0])
+    facts = estimating.model_facts(subject, traced)
+    base = ds_config.raw if ds_config else subject.config or {}
+    same, why = _trains_the_same(settings, best, wanted, origin)
+    notes = [*subject.notes, *traced.notes]
+    if best and not base.get("optimizer") and subject.optimizer is None:
+        notes.append(
+            f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "
+            f"{DEFAULT_LEARNING_RATE:g}; set yours"
+        )
+    return Tuned(
+        model=facts,
+        cluster=cluster,
+        plan=_plan_file(best, facts, cluster, base, subject) if best else None,
+        rows=tuple(ranked),
+        skipped=skipped,
+        same_model=same,
+        same_model_why=why,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def write(tuned: Tuned, folder: Path) -> None:
+    """plan.json and ds_config.json into the folder, which is made where it is missing."""
+    assert tuned.plan is not None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in (("plan.json", tuned.plan.to_json()), ("ds_config.json", tuned.plan.ds_config)):
+            target = folder / name
+            aside = folder / f".{name}.new"
+            aside.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+            aside.replace(target)
+    except OSError as error:
+        raise Problem(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
+
+
+def tuned_config(base: Mapping[str, Any], plan: Plan, *, with_optimizer: bool) -> dict[str, Any]:
+    """The DeepSpeed JSON of a plan: the keys that the plan decides are set, all others stay as in `base`."""
+    config: dict[str, Any] = copy.deepcopy(dict(base))
+    config["train_batch_size"] = plan.global_batch
+    config["train_micro_batch_size_per_gpu"] = plan.micro_batch
+    config["gradient_accumulation_steps"] = plan.accumulation
+    for name in ("fp16", "bf16"):
+        block = config.get(name)
+        if plan.precision == name:
+            config[name] = {**(block if isinstance(block, dict) else {}), "enabled": True}
+        elif isinstance(block, dict) and "enabled" in block:
+            block["enabled"] = False
+    config.pop("bfloat16", None)
+    zero = config.get("zero_optimization")
+    config["zero_optimization"] = {**(zero if isinstance(zero, dict) else {}), "stage": plan.zero_stage}
+    if with_optimizer and not config.get("optimizer"):
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": DEFAULT_LEARNING_RATE}}
+    own = config.get("dsplan")
+    if plan.recompute != "none" or (isinstance(own, dict) and "recompute" in own):
+        config["dsplan"] = {**(own if isinstance(own, dict) else {}), "recompute": plan.recompute}
+    return config
+
+
+def _global_batch(
+    settings: Settings, subject: Subject, cluster: Cluster, asked: int | None, free: Sequence[str]
+) -> tuple[int | None, str]:
+    """(the global batch to keep, where it is from); None: free."""
+    if asked is not None:
+        return asked, "--global-batch"
+    if "global_batch" in free:
+        return None, "free"
+    if settings.global_batch is not None:
+        return settings.global_batch, "the configuration"
+    if settings.micro_batch is not None:
+        return settings.micro_batch * (settings.accumulation or 1) * cluster.ranks, "the configuration"
+    return None, "free, since nothing names one"
+
+
+def _rows(
+    subject: Subject, settings: Settings, cluster: Cluster, wanted: int | None, progress: estimating.Progress
+) -> tuple[list[Row], dict[str, int]]:
+    rows: list[Row] = []
+    skipped: Counter[str] = Counter()
+    dp = cluster.ranks
+    recomputes = ("none", "full") if settings.engine == "native" else (settings.recompute,)
+    batches = _batches(wanted, dp, subject.micro_batch)
+    if not batches:
+        raise Problem(
+            f"global batch {wanted} does not divide over {dp} GPUs"
+            + (f" at the {subject.micro_batch} samples that the script feeds" if subject.micro_batch else "")
+            + "; choose another with --global-batch"
+        )
+    for precision in settings.precision:
+        for recompute in recomputes:
+            wanted_settings = replace(settings, recompute=recompute)
+            open_stages = set(settings.zero)
+            for micro_batch, accumulation in batches:
+                if not open_stages:
+                    skipped["a smaller micro_batch does not fit"] += len(settings.zero)
+                    continue
+                progress(f"estimating {precision}, recompute {recompute}, micro_batch {micro_batch}")
+                traced = estimating.trace_for(subject, wanted_settings, precision, micro_batch)
+                if not traced.segments:
+                    raise Problem(
+                        f"{subject.source}: tune needs a sample batch; {traced.notes[0] if traced.notes else ''}"
+                    )
+                for zero_stage in settings.zero:
+                    if zero_stage not in open_stages:
+                        skipped["a smaller micro_batch does not fit"] += 1
+                        continue
+                    plan = Plan(
+                        engine=settings.engine,
+                        layout=Layout(dp_shard=dp),
+                        zero_stage=zero_stage,
+                        precision=precision,
+                        micro_batch=micro_batch,
+                        accumulation=accumulation,
+                        seq_len=traced.seq_len,
+                        recompute=recompute,  # type: ignore[arg-type]
+                        offload=settings.offload,  # type: ignore[arg-type]
+                        optimizer=settings.optimizer,
+                        knobs=settings.knobs,
+                    )
+                    row = estimating.estimate_row(traced, plan, cluster)
+                    if not row.runnable:
+                        skipped[f"engine {settings.engine} does not carry it out"] += 1
+                        continue
+                    rows.append(row)
+                    if row.verdict == "oom":
+                        open_stages.discard(zero_stage)
+    return rows, dict(skipped)
+
+
+def _batches(wanted: int | None, dp: int, fed: int | None) -> list[tuple[int, int]]:
+    """(micro_batch, accumulation), small to large: those that give the global batch, or powers of two."""
+    if fed is not None:  # a script's data are never cut
+        if wanted is None or wanted % (fed * dp) == 0:
+            return [(fed, 1 if wanted is None else wanted // (fed * dp))]
+        return []
+    if wanted is None:
+        return [(1 << exponent, 1) for exponent in range(LARGEST_MICRO_BATCH.bit_length())]
+    if wanted % dp:
+        return []
+    per_rank = wanted // dp
+    return [(n, per_rank // n) for n in range(1, min(per_rank, LARGEST_MICRO_BATCH) + 1) if per_rank % n == 0]
+
+
+def _rank(row: Row, objective: str) -> tuple[float, ...]:
+    """Smaller is better: what fits first, then the objective, then less memory, a lower zero_stage, no recompute."""
+    verdict = {"fits": 0, "unknown": 0, "tight": 1, "host_oom": 2, "oom": 3}[row.verdict]
+    speed = -(row.time.samples_per_second or 0.0)
+    memory = float(row.memory.device_bytes or row.memory.allocated_bytes or 0)
+    simple = (row.plan.zero_stage, 0 if row.plan.recompute == "none" else 1)
+    return (verdict, memory, speed, *simple) if objective == "memory" else (verdict, speed, memory, *simple)
+
+
+def _trains_the_same(settings: Settings, best: Row | None, wanted: int | None, origin: str) -> tuple[bool, str]:
+    if best is None:
+        return False, "nothing fits"
+    plan = best.plan
+    if settings.own_precision and plan.precision != settings.own_precision and len(settings.precision) > 1:
+        return False, f"precision is {plan.precision}, the configuration's {settings.own_precision}"
+    if wanted is None:
+        return True, f"global batch {plan.global_batch} ({origin}); precision {plan.precision}"
+    return (
+        True,
+        f"global batch {plan.global_batch} (from {origin}), precision {plan.precision}, optimizer, clipping and schedule stay",
+    )
+
+
+def _plan_file(row: Row, facts: ModelFacts, cluster: Cluster, base: Mapping[str, Any], subject: Subject) -> PlanFile:
+    plan = row.plan
+    return PlanFile(
+        model={"source": facts.source, "params": facts.params, "shapes_sha256": facts.shapes_sha256},
+        cluster=cluster.to_json(),
+        engine=plan.engine,
+        layout=plan.layout,
+        zero_stage=plan.zero_stage,
+        precision=plan.precision,
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        recompute=plan.recompute,
+        offload=plan.offload,
+        ds_config=tuned_config(base, plan, with_optimizer=subject.optimizer is None),
+        predicted=row.to_json(),
+    )

@@ -1,0 +1,182 @@
+"""An Estimate as people read it: two lines that say for what, then a table. Pure: value -> string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from dsplan.schemas.estimate import Estimate, Row
+from dsplan.schemas.units import count, gib, seconds
+from tabulate import tabulate
+
+MOST_ROWS = 8
+"""What text shows without --all."""
+
+_HEADERS = (
+    "zero",
+    "prec",
+    "dp",
+    "tp",
+    "pp",
+    "params",
+    "grads",
+    "optim",
+    "activ",
+    "gathered",
+    "buckets",
+    "temp",
+    "allocated",
+    "device (low-high)",
+    "host",
+    "step",
+    "tokens/s/GPU",
+    "MFU",
+    "verdict",
+)
+
+
+def shown_rows(estimate: Estimate, *, everything: bool) -> tuple[Row, ...]:
+    """The user's own row first, then at most MOST_ROWS: fitting ones first, fastest first."""
+    if everything or len(estimate.rows) <= MOST_ROWS + (estimate.own is not None):
+        return estimate.rows
+    own = [estimate.rows[estimate.own]] if estimate.own is not None else []
+    others = [row for row in estimate.rows if row not in own]
+    order = {"fits": 0, "tight": 1, "unknown": 2, "host_oom": 3, "oom": 4}
+    best = sorted(
+        others,
+        key=lambda row: (
+            order[row.verdict],
+            not row.runnable,
+            row.time.step_seconds if row.time.step_seconds is not None else float("inf"),
+            row.memory.device_bytes or 0,
+        ),
+    )
+    return tuple(own + best[:MOST_ROWS])
+
+
+def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = False) -> str:
+    """The report for a terminal. everything: all rows; formulas: the formula of every item of the rows shown."""
+    rows = shown_rows(estimate, everything=everything)
+    parts = [
+        _head(estimate, rows),
+        tabulate(
+            _cells(estimate, rows),
+            headers=_HEADERS,
+            tablefmt="simple",
+            stralign="right",
+            disable_numparse=True,
+        ),
+    ]
+    parts.append(_legend(estimate, rows))
+    if formulas:
+        parts += [_formulas(row) for row in rows]
+    return "\n\n".join(part for part in parts if part)
+
+
+def as_markdown(estimate: Estimate, *, everything: bool = False) -> str:
+    """The same table as GitHub markdown."""
+    rows = shown_rows(estimate, everything=everything)
+    table = tabulate(
+        _cells(estimate, rows), headers=_HEADERS, tablefmt="github", stralign="right", disable_numparse=True
+    )
+    return f"{_head(estimate, rows)}\n\n{table}\n\n{_legend(estimate, rows)}"
+
+
+def as_json(estimate: Estimate) -> str:
+    """The contract's JSON, all rows."""
+    return json.dumps(estimate.to_json(), indent=2)
+
+
+def _head(estimate: Estimate, rows: Sequence[Row]) -> str:
+    model, plan = estimate.model, rows[0].plan
+    frozen = "" if model.trainable_params == model.params else f", {count(model.trainable_params)} trainable"
+    flops = (
+        "no sample batch"
+        if model.forward_flops is None
+        else f"forward {count(model.forward_flops)}FLOP by {model.flops_source}"
+    )
+    levels = " and ".join(dict.fromkeys(row.level for row in rows))
+    optimizer = plan.optimizer.name + (" with momentum" if plan.optimizer.momentum else "")
+    return (
+        f"engine {estimate.engine} {estimate.engine_version} ({levels}); model {model.source}: "
+        f"{model.params:,} parameters{frozen}; {flops}\n"
+        f"batch: {_batch(rows)}; sequence {plan.seq_len or '-'}; recompute {plan.recompute}; offload {plan.offload}; "
+        f"optimizer {optimizer} ({plan.optimizer.kernel}); cluster: {estimate.cluster}"
+    )
+
+
+def _batch(rows: Sequence[Row]) -> str:
+    """The batch product; a span where rows differ."""
+    plan = rows[0].plan
+
+    def span(values: Sequence[int]) -> str:
+        low, high = min(values), max(values)
+        return str(low) if low == high else f"{low}-{high}"
+
+    plans = [row.plan for row in rows]
+    if len({(p.micro_batch, p.accumulation, p.layout.dp) for p in plans}) == 1:
+        return f"global {plan.global_batch} = micro_batch {plan.micro_batch} x accumulation {plan.accumulation} x dp {plan.layout.dp}"
+    return (
+        f"global {span([p.global_batch for p in plans])} = micro_batch {span([p.micro_batch for p in plans])} x "
+        f"accumulation {span([p.accumulation for p in plans])} x dp {span([p.layout.dp for p in plans])}"
+    )
+
+
+def _cells(estimate: Estimate, rows: Sequence[Row]) -> list[list[str]]:
+    cells = []
+    for index, row in enumerate(rows):
+        memory, plan = row.memory, row.plan
+        own = estimate.own is not None and index == 0
+        device = gib(memory.device_bytes)
+        if memory.device_bytes is not None:
+            device += f" ({gib(memory.device_bytes_low)}-{gib(memory.device_bytes_high)})"
+        tokens = row.time.tokens_per_second_per_gpu
+        cells.append(
+            [
+                f"{'> ' if own else ''}{plan.zero_stage}",
+                plan.precision,
+                str(plan.layout.dp),
+                str(plan.layout.tp),
+                str(plan.layout.pp),
+                gib(memory.params_bytes),
+                gib(memory.grads_bytes),
+                gib(memory.optimizer_bytes),
+                gib(memory.activations_bytes),
+                gib(memory.gathered_params_bytes),
+                gib(memory.buckets_bytes),
+                gib(memory.temporary_bytes),
+                gib(memory.allocated_bytes),
+                device,
+                gib(memory.host_bytes) if memory.host_bytes else "-",
+                seconds(row.time.step_seconds),
+                "-" if tokens is None else f"{tokens:,.0f}",
+                "-" if row.time.mfu is None else f"{row.time.mfu:.0%}",
+                row.verdict + ("" if row.runnable else " *"),
+            ]
+        )
+    return cells
+
+
+def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
+    lines = ["GiB per GPU on the fullest rank at its peak; host GiB per node."]
+    if estimate.own is not None:
+        lines[0] += " > marks your own configuration."
+    if any(not row.runnable for row in rows):
+        lines.append(f"* is not carried out by engine {estimate.engine} yet: dsplan launch would refuse it.")
+    hidden = len(estimate.rows) - len(rows)
+    if hidden:
+        lines.append(f"{hidden} more row{'s' if hidden > 1 else ''}: --all shows them.")
+    for reason, rows_left_out in estimate.skipped.items():
+        lines.append(f"left out: {rows_left_out} x {reason}")
+    return "\n".join(lines)
+
+
+def _formulas(row: Row) -> str:
+    plan = row.plan
+    title = f"zero {plan.zero_stage}, {plan.precision}, {plan.layout}"
+    if row.ledger is None or not row.ledger.moments:
+        return f"{title}: no formula"
+    peak = row.ledger.peak
+    lines = [f"{title}: peak in {peak.where}, {gib(peak.allocated_bytes)} GiB"]
+    lines += [f"  {item.category:<16} {gib(item.bytes):>8} GiB  {item.why}" for item in peak.items if item.bytes]
+    return "\n".join(lines)
