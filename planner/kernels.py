@@ -1,0 +1,32 @@
+"""The kernels that a GPU would choose, where the choice on cpu holds other bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class GpuKernels(TorchFunctionMode):
+    """Dropout keeps a one-byte mask, attention with dropout keeps no scores (flash and memory-efficient kernels do not).
+
+    Source: aten/src/ATen/native/Dropout.cpp, transformers/cuda/attention.cu.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if inplace or not training or p in (0, 1):
+        return F.dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]

@@ -1,0 +1,139 @@
+"""Which tensors tensor parallelism divides: column and row linears, the vocabulary, and the largest degree that fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dsplan.planner.timeline import COLUMN, ROW
+from torch import nn
+
+HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "n_head_kv",
+    "num_attention_heads",
+    "num_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "heads",
+)
+"""Where models keep their number of heads; the ones of keys and values first, since they are the fewer."""
+
+
+@dataclass(slots=True)
+class Splitting:
+    """roles: COLUMN or ROW by linear. dims: the dim that tp divides by id of parameter. limit: tp must divide it."""
+
+    roles: dict[nn.Module, int] = field(default_factory=dict)
+    dims: dict[int, int] = field(default_factory=dict)
+    limit: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Splitting:
+    """The rule of Megatron by structure: in a group of linears the last is split by rows, those before by columns.
+
+    A group is what a child of the block (attention, mlp) holds, or, where the block holds its linears itself, the
+    linears between two norms. Where a group or the number of heads is not recognised the model is not split.
+    Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3.
+    """
+    made = Splitting()
+    lengths: list[int] = []
+    for _, block in blocks:
+        groups = list(_groups(block))
+        heads = _heads(block) or _heads(getattr(model, "config", None))
+        inside = {id(linear) for group in groups for linear in group}
+        stray = any(_is_linear(child) and id(child) not in inside for child in block.modules())
+        if (
+            not groups
+            or heads is None
+            or stray
+            or any(isinstance(child, nn.MultiheadAttention) for child in block.modules())
+        ):
+            return Splitting()
+        lengths.append(heads)
+        for group in groups:
+            for linear in group:
+                row = linear is group[-1]
+                made.roles[linear] = ROW if row else COLUMN
+                lengths.append(_place(made, linear, row))
+    if not blocks:
+        return Splitting()
+    made.limit = math.gcd(*lengths)
+    _split_vocabulary(model, made)
+    return made
+
+
+def _place(made: Splitting, linear: nn.Module, row: bool) -> int:
+    """Write down the linear's dims; the length that is divided."""
+    weight = linear.weight
+    assert isinstance(weight, nn.Parameter)
+    transposed = not isinstance(linear, nn.Linear)  # transformers' Conv1D holds [in, out]
+    dim = int(row) ^ int(transposed)
+    made.dims[id(weight)] = dim
+    bias = getattr(linear, "bias", None)
+    if bias is not None and not row:
+        made.dims[id(bias)] = 0
+    return int(weight.shape[dim])
+
+
+def _split_vocabulary(model: nn.Module, made: Splitting) -> None:
+    in_blocks = made.roles
+    embeddings = [child for child in model.modules() if isinstance(child, nn.Embedding)]
+    if not embeddings:
+        return
+    tokens = max(embeddings, key=lambda child: child.num_embeddings)
+    vocab = tokens.num_embeddings
+    heads = [
+        child
+        for child in model.modules()
+        if isinstance(child, nn.Linear) and child not in in_blocks and child.out_features == vocab
+    ]
+    if vocab % made.limit:
+        made.notes.append(
+            f"tensor parallel: the vocabulary of {vocab} is not divisible by {made.limit}, so embedding and head stay whole"
+        )
+        return
+    made.dims[id(tokens.weight)] = 0
+    for head in heads:
+        made.roles[head] = COLUMN
+        _place(made, head, row=False)
+
+
+def _groups(block: nn.Module) -> Iterator[list[nn.Module]]:
+    direct: list[nn.Module] = []
+    for child in block.children():
+        if _is_linear(child):
+            direct.append(child)
+            continue
+        if _is_norm(child) and direct:
+            yield direct
+            direct = []
+        held = [module for module in child.modules() if _is_linear(module)]
+        if len(held) >= 2:
+            yield held
+    if direct:
+        yield direct
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _heads(holder: object) -> int | None:
+    holders = holder.modules() if isinstance(holder, nn.Module) else [holder]
+    for held in holders:
+        for source in (held, getattr(held, "config", None)):
+            for name in HEADS:
+                value = getattr(source, name, None)
+                if isinstance(value, int) and value > 0:
+                    return value
+    return None

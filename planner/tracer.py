@@ -1,0 +1,210 @@
+"""A subject -> its Trace: one forward and backward on fake cpu tensors, under the storage tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from dsplan.planner.flops import Flops, forward_flops
+from dsplan.planner.kernels import GpuKernels
+from dsplan.planner.load import ModelSubject, Subject, user_code
+from dsplan.planner.splitting import Splitting, splitting
+from dsplan.planner.timeline import Timeline, params_by_unit
+from dsplan.planner.weightless import DTYPES, compute_dtype, fake_weights
+from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.recompute import apply_recompute
+from dsplan.schemas.problem import Problem
+from dsplan.schemas.trace import Param, Segment, Trace, Unit
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def trace(
+    subject: Subject,
+    *,
+    precision: str,
+    recompute: str = "none",
+    micro_batch: int | None = None,
+    seq_len: int | None = None,
+) -> Trace:
+    """The trace of one model at one compute dtype, recompute policy, micro_batch (None: 1, or what a script feeds) and seq_len.
+
+    The same arguments give the same object. Problem where the model cannot run, with the user's own traceback.
+    """
+    seq_len = subject.seq_len if seq_len is None else seq_len
+    key = (precision, recompute, micro_batch, seq_len)
+    if key not in subject.traces:
+        if isinstance(subject, ModelSubject):
+            subject.traces[key] = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len)
+        else:
+            from dsplan.planner.capture import ScriptSubject, capture
+
+            assert isinstance(subject, ScriptSubject)
+            subject.traces[key] = capture(subject, precision, recompute, micro_batch, seq_len)
+    return subject.traces[key]
+
+
+def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_batch: int, seq_len: int | None) -> Trace:
+    module, dtype = subject.module, DTYPES[precision]
+    blocks = find_blocks(module)
+    rules = splitting(module, blocks)
+    notes = [*subject.notes, *rules.notes]
+    segments: tuple[Segment, ...] = ()
+    flops = None
+    known_seq_len = None
+    if subject.sample_batch is not None:
+        known_seq_len = seq_len if seq_len is not None else sequence_length(sample(subject, micro_batch, None))
+        flops = forward_flops(subject, blocks, micro_batch, seq_len)
+        notes += flops.notes
+        segments, more = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
+        notes += more
+    return assemble(
+        subject.source, module, blocks, rules, flops, segments, precision, recompute,
+        micro_batch if segments else None, known_seq_len, notes,
+    )  # fmt: skip
+
+
+def assemble(
+    source: str,
+    module: nn.Module,
+    blocks: Sequence[tuple[str, nn.Module]],
+    rules: Splitting,
+    flops: Flops | None,
+    segments: tuple[Segment, ...],
+    precision: str,
+    recompute: str,
+    micro_batch: int | None,
+    seq_len: int | None,
+    notes: Sequence[str],
+) -> Trace:
+    """The Trace of what was recorded, with the model's parameters as they are in the compute dtype."""
+    dtype = DTYPES[precision]
+    names = ["", *(name for name, _ in blocks)]
+    units = []
+    for index, held in enumerate(params_by_unit(module, [block for _, block in blocks])):
+        params = tuple(
+            Param(
+                name=name,
+                shape=tuple(param.shape),
+                dtype_bytes=compute_dtype(param, dtype).itemsize,
+                trainable=param.requires_grad,
+                tp_dim=rules.dims.get(id(param)),
+            )
+            for name, param in held
+        )
+        units.append(Unit(name=names[index], params=params, forward_flops=flops.units[index] if flops else 0.0))
+    buffers = {id(buffer): buffer for buffer in module.buffers()}.values()
+    return Trace(
+        source=source,
+        units=tuple(units),
+        buffer_bytes=sum(buffer.numel() * compute_dtype(buffer, dtype).itemsize for buffer in buffers),
+        precision=precision,
+        recompute=recompute,
+        micro_batch=micro_batch,
+        seq_len=seq_len,
+        segments=segments,
+        forward_flops=flops.total if flops else None,
+        flops_source=flops.source if flops else None,
+        tp_limit=rules.limit,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def sample(subject: ModelSubject, micro_batch: int, seq_len: int | None) -> Any:
+    """The sample batch on device meta: shapes alone."""
+    assert subject.sample_batch is not None
+    with torch.device("meta"):
+        batch = subject.sample_batch(micro_batch, seq_len)
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def sequence_length(batch: Any) -> int | None:
+    """The second dim of the first integer tensor; None where there is none."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor) and not leaf.is_floating_point() and leaf.dim() == 2:
+            return int(leaf.shape[1])
+    return None
+
+
+def _segments(
+    subject: ModelSubject,
+    blocks: Sequence[tuple[str, nn.Module]],
+    rules: Splitting,
+    dtype: torch.dtype,
+    recompute: str,
+    micro_batch: int,
+    seq_len: int | None,
+) -> tuple[tuple[Segment, ...], list[str]]:
+    module = subject.module
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_weights(module, mode, dtype):
+        batch = fake_batch(sample(subject, micro_batch, seq_len), mode, dtype)
+        timeline = Timeline(module, [block for _, block in blocks], rules.roles)
+        apply_recompute(module, recompute)  # type: ignore[arg-type]
+        with user_code(subject.file, "the model raised"), mode, GpuKernels(), timeline:
+            timeline.start([leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)])
+            output = module(**batch) if isinstance(batch, dict) else module(*batch)
+            loss, notes = _loss(subject, output, batch)
+            del output  # as in a loop that keeps its batch and its loss
+            timeline.run_backward(loss)
+        return timeline.segments(), notes
+
+
+def fake_batch(batch: Any, mode: FakeTensorMode, dtype: torch.dtype) -> Any:
+    """The batch as fake cpu tensors, floats in the compute dtype, as an engine casts them."""
+
+    def fake(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, FakeTensor):
+            return leaf
+        with mode:
+            return torch.empty(leaf.shape, dtype=compute_dtype(leaf, dtype), device="cpu")
+
+    return tree_map(fake, batch)
+
+
+def _loss(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:
+    notes: list[str] = []
+    source = subject.file or subject.source
+    if subject.loss is not None:
+        with user_code(subject.file, "loss(output, batch) raised"):
+            value = subject.loss(output, batch)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise Problem(f"{source}: loss(output, batch) returned {shape_of(value)}, but must return a scalar tensor")
+    else:
+        own = _own_loss(output)
+        if own is None:
+            first = next((leaf for leaf in _leaves(output) if leaf.is_floating_point()), None)
+            if first is None:
+                raise Problem(
+                    f"{source}: the model's output is {shape_of(output)}, but must hold a float tensor; add loss(output, batch)"
+                )
+            own = first.mean()
+            notes.append(f"{source} has no loss(output, batch): the mean of the output stands for it")
+        value = own
+    if not value.requires_grad:
+        raise Problem(
+            f"{source}: the loss depends on no trainable parameter; check requires_grad and detach() in the model"
+        )
+    return value, notes
+
+
+def _own_loss(output: Any) -> torch.Tensor | None:
+    if isinstance(output, torch.Tensor):
+        return output if output.numel() == 1 else None
+    value = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if value is None and isinstance(output, tuple) and output:
+        value = output[0] if isinstance(output[0], torch.Tensor) and output[0].numel() == 1 else None
+    return value if isinstance(value, torch.Tensor) and value.numel() == 1 else None
+
+
+def _leaves(output: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def shape_of(value: Any) -> str:
+    """A value as a message says it: "a tensor of shape [2, 3]", "a str"."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}" if value is not None else "None"
