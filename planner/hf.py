@@ -1,0 +1,168 @@
+"""A Hugging Face config.json -> the model that its `architectures` names, on device meta, with inputs of its kind."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsplan.planner.load import ModelSubject, read_json, user_code
+from dsplan.planner.weightless import build_weightless
+from dsplan.schemas.problem import Problem
+
+LONGEST_SEQ_LEN = 4096
+"""What --seq-len is by default, where the model takes more."""
+
+POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_target_positions")
+
+
+def cached_config(name: str) -> Path:
+    """config.json of a model in the Hugging Face cache. Nothing is downloaded."""
+    missing = Problem(
+        f"{name}: no such file or folder, and no model of that name in the Hugging Face cache; give a model file, a "
+        "training script, a config.json or the folder that holds one"
+    )
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise missing
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "config.json")
+    except (ImportError, ValueError):
+        raise missing from None
+    if not isinstance(found, str):
+        raise missing
+    return Path(found)
+
+
+def load_hf(source: str, path: Path, seq_len: int | None) -> ModelSubject:
+    """The model of a config.json, without weights. Problem where the file is no such config or transformers lacks it."""
+    raw = read_json(path)
+    if not isinstance(raw, dict) or not ("model_type" in raw or "architectures" in raw):
+        raise Problem(
+            f'{path}: holds neither "model_type" nor "architectures"; give the config.json of a Hugging Face model'
+        )
+    architecture = _architecture(path, raw)
+    try:
+        config_class, model_class = _classes(path, raw, architecture)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "transformers" and _missing("transformers"):
+            raise Problem(f"{path}: needs transformers; pip install 'dsplan[hf]'") from error
+        raise
+    with user_code(None, f"{path}: {config_class.__name__} does not accept it"):
+        config = config_class.from_dict(raw)
+        _settle(config)
+    with user_code(None, f"{path}: {model_class.__name__} cannot be built from it"):
+        module = build_weightless(lambda: model_class(config))
+    module.train()
+    notes = []
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    sample = _sampler(architecture, config, text)
+    if sample is None:
+        notes.append(
+            f"{path}: the inputs of {architecture} are not known, so only its parameters, gradients and optimizer state "
+            "are counted; write a model.py with build_model() and sample_batch() for the rest"
+        )
+    elif not _takes_pixels(architecture) and seq_len is None:
+        seq_len, origin = _own_seq_len(text)
+        notes.append(f"seq_len {seq_len} ({origin}); --seq-len changes it")
+    return ModelSubject(
+        source=source, kind="hf", notes=tuple(notes), seq_len=seq_len, module=module, sample_batch=sample, file=None
+    )
+
+
+def _missing(package: str) -> bool:
+    return importlib.util.find_spec(package) is None
+
+
+def _architecture(path: Path, raw: Mapping[str, Any]) -> str:
+    named = raw.get("architectures")
+    if named is None:
+        raise Problem(f'{path}: names no class; add "architectures": ["...ForCausalLM"]')
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise Problem(
+            f'{path}: architectures is {named!r}, but must be a list that names a class: ["LlamaForCausalLM"]'
+        )
+    return named[0]
+
+
+def _classes(path: Path, raw: Mapping[str, Any], architecture: str) -> tuple[Any, Any]:
+    """(config class, model class). Only the modules that hold them are imported."""
+    transformers = importlib.import_module("transformers")
+    model_class = getattr(transformers, architecture, None)
+    if model_class is None or not hasattr(model_class, "config_class"):
+        raise Problem(
+            f"{path}: transformers {transformers.__version__} has no {architecture}; write a model.py with build_model() "
+            "for a model that is not part of it"
+        )
+    config_class = model_class.config_class
+    kind = raw.get("model_type")
+    if kind is not None and config_class.model_type != kind:
+        raise Problem(
+            f'{path}: model_type is "{kind}", but {architecture} takes "{config_class.model_type}"; correct one of the two'
+        )
+    return config_class, model_class
+
+
+def _settle(config: Any) -> None:
+    """Train as usual: fused attention, no cache of keys and values, fused experts."""
+    config._attn_implementation = "sdpa"
+    config.use_cache = False
+    for part in [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]:
+        if part is not None:
+            part.use_cache = False
+
+
+def _takes_pixels(architecture: str) -> bool:
+    return architecture.endswith("ForImageClassification")
+
+
+def _own_seq_len(text: Any) -> tuple[int, str]:
+    for name in POSITIONS:
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            if value > LONGEST_SEQ_LEN:
+                return LONGEST_SEQ_LEN, f"the smaller of {name} {value} and {LONGEST_SEQ_LEN}"
+            reserved = (
+                2 if "roberta" in str(getattr(text, "model_type", "")) else 0
+            )  # its positions start after the padding
+            return value - reserved, f"{name} of the config"
+    return LONGEST_SEQ_LEN, "the default, since the config has no longest length"
+
+
+def _sampler(architecture: str, config: Any, text: Any) -> Callable[[int, int | None], dict[str, Any]] | None:
+    import torch
+
+    def tokens(micro_batch: int, seq_len: int | None) -> torch.Tensor:
+        return torch.zeros(micro_batch, seq_len or 1, dtype=torch.long)
+
+    def language(micro_batch: int, seq_len: int | None) -> dict[str, Any]:
+        return {"input_ids": tokens(micro_batch, seq_len), "labels": tokens(micro_batch, seq_len)}
+
+    def per_sequence(micro_batch: int, seq_len: int | None) -> dict[str, Any]:
+        return {"input_ids": tokens(micro_batch, seq_len), "labels": torch.zeros(micro_batch, dtype=torch.long)}
+
+    def spans(micro_batch: int, seq_len: int | None) -> dict[str, Any]:
+        ends = torch.zeros(micro_batch, dtype=torch.long)
+        return {"input_ids": tokens(micro_batch, seq_len), "start_positions": ends, "end_positions": ends.clone()}
+
+    def images(micro_batch: int, seq_len: int | None) -> dict[str, Any]:
+        side = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
+        pixels = torch.zeros(micro_batch, config.num_channels, *side)
+        return {"pixel_values": pixels, "labels": torch.zeros(micro_batch, dtype=torch.long)}
+
+    if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
+        return None
+    if _takes_pixels(architecture):
+        return images if hasattr(config, "image_size") and hasattr(config, "num_channels") else None
+    if not isinstance(getattr(text, "vocab_size", None), int):
+        return None
+    if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification")):
+        return language
+    if architecture.endswith("ForConditionalGeneration") and getattr(config, "is_encoder_decoder", False):
+        return language
+    if architecture.endswith("ForSequenceClassification"):
+        return per_sequence
+    return spans if architecture.endswith("ForQuestionAnswering") else None
