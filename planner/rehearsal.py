@@ -1,4 +1,4 @@
-"""The real runtime, run for a few steps on fake tensors in a fake process group: the second level of truth."""
+"""The real runtime, run for a few steps on fake tensors in a fake process group: level "rehearsal"."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Bytes of one rank over one optimizer step, from a trace and a plan. One small table of layers per engine."""
+"""Bytes of one rank over one optimizer step, from a trace and a plan: one table of layers per engine."""
 
 from __future__ import annotations
 
+from dsplan.planner.memory import deepspeed, native
 from dsplan.planner.memory.states import state_bytes
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import Plan
@@ -11,10 +12,9 @@ __all__ = ["ledger", "state_bytes"]
 
 
 def ledger(trace: Trace, plan: Plan) -> Ledger:
-    """The formula's ledger of the fullest rank. The trace must be of the plan's precision, micro_batch and recompute.
+    """The formula's ledger of the fullest rank.
 
-    Without segments in the trace (no sample batch) only state bytes and the engine's own buffers are in it.
+    The trace must be of the plan's precision, micro_batch and recompute. Without segments in it (no sample batch) the
+    ledger has the moment of the step alone, without activations.
     """
-    from dsplan.planner.memory import deepspeed, native
-
     return deepspeed.ledger(trace, plan) if plan.engine == "deepspeed" else native.ledger(trace, plan)

@@ -1,4 +1,4 @@
-"""From allocated bytes to what the allocator reserves and what nvidia-smi shows, and from there to a verdict."""
+"""From allocated bytes to what the allocator reserves and what nvidia-smi shows, and to a verdict."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ COMMUNICATOR_BYTES = Span(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBytes:
-    """reserved: held by the caching allocator at the peak. device: with context and communicators, and its interval."""
+    """reserved: held by the caching allocator at the peak. device: with context and communicators."""
 
     reserved_bytes: int
     device_bytes: int
@@ -76,7 +76,7 @@ def device_bytes(ledger: Ledger, plan: Plan) -> DeviceBytes:
 
 
 def verdict(device_bytes: int | None, device_bytes_high: int | None, usable_bytes: int | None) -> Verdict:
-    """oom: the likely bytes exceed what the GPU shows to PyTorch; tight: only the upper bound does; unknown: no GPU named."""
+    """oom: the likely bytes exceed what PyTorch sees of the GPU; tight: only the upper bound; unknown: no GPU."""
     if device_bytes is None or usable_bytes is None:
         return "unknown"
     if device_bytes > usable_bytes:
@@ -84,10 +84,10 @@ def verdict(device_bytes: int | None, device_bytes_high: int | None, usable_byte
     return "tight" if device_bytes_high is not None and device_bytes_high > usable_bytes else "fits"
 
 
-def memory(ledger: Ledger, plan: Plan, cluster: Cluster) -> Memory:
-    """The ledger's peak by category, and what it takes on the device. host_bytes is per node."""
+def device_memory(ledger: Ledger, plan: Plan, cluster: Cluster) -> tuple[Memory, Verdict]:
+    """The ledger's peak by category, what it takes on the device, and whether it fits. host_bytes is per node."""
     peak, device = ledger.peak, device_bytes(ledger, plan)
-    return Memory(
+    memory = Memory(
         params_bytes=peak.category_bytes("params"),
         grads_bytes=peak.category_bytes("grads"),
         optimizer_bytes=peak.category_bytes("optimizer"),
@@ -100,5 +100,7 @@ def memory(ledger: Ledger, plan: Plan, cluster: Cluster) -> Memory:
         device_bytes=device.device_bytes,
         device_bytes_low=device.device_bytes_low,
         device_bytes_high=device.device_bytes_high,
-        host_bytes=ledger.host_bytes * cluster.gpus_per_node,
+        host_bytes=ledger.host_bytes * min(cluster.gpus_per_node, plan.layout.ranks),
     )
+    usable = cluster.gpu.usable_bytes if cluster.gpu else None
+    return memory, verdict(device.device_bytes, device.device_bytes_high, usable)

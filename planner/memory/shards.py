@@ -1,0 +1,82 @@
+"""How many elements of each unit one rank holds: tp splits tensors, the dp shards split their first dim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from dsplan.schemas.trace import Param, Trace
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Elements per unit (arrays by unit index; one more entry, 0, so that index -1 means no unit).
+
+    whole: on one tp rank. padded: the same with each tensor's first dim padded to a multiple of the shards, as FSDP2 lays
+    out its flat buffers. shard: the part of rank 0, which is the largest. trainable_*: without frozen parameters.
+    """
+
+    whole: Counts
+    padded: Counts
+    shard: Counts
+    trainable: Counts
+    trainable_padded: Counts
+    trainable_shard: Counts
+    largest: int
+    """Elements of the largest single tensor on one tp rank."""
+    largest_shard: int
+    tensors: Counts
+    """Trainable tensors."""
+
+
+def local_numel(param: Param, tp: int) -> int:
+    """Elements of the parameter on the fullest tp rank."""
+    if tp == 1 or param.tp_dim is None:
+        return param.numel
+    length = param.shape[param.tp_dim]
+    return param.numel // length * -(-length // tp)
+
+
+def shards(trace: Trace, tp: int, dp_shard: int) -> Shards:
+    """Sizes of every unit at these degrees; remembered per trace.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param (chunks of dim 0, padded).
+    """
+    key = (id(trace), tp, dp_shard)
+    found = _remembered.get(key)
+    if found is None or found[0] is not trace:
+        if len(_remembered) > 512:
+            _remembered.clear()
+        found = _remembered[key] = (trace, _shards(trace, tp, dp_shard))
+    return found[1]
+
+
+_remembered: dict[tuple[int, int, int], tuple[Trace, Shards]] = {}
+
+
+def _shards(trace: Trace, tp: int, dp_shard: int) -> Shards:
+    columns = {name: [0] * (len(trace.units) + 1) for name in _COLUMNS}
+    largest = largest_shard = 0
+    for index, unit in enumerate(trace.units):
+        for param in unit.params:
+            whole = local_numel(param, tp)
+            rows = param.shape[0] if param.shape else 1
+            if tp > 1 and param.tp_dim == 0:
+                rows = -(-rows // tp)
+            shard = -(-rows // dp_shard) * (whole // rows) if rows else 0
+            largest, largest_shard = max(largest, whole), max(largest_shard, shard)
+            for name, value in (("whole", whole), ("padded", shard * dp_shard), ("shard", shard)):
+                columns[name][index] += value
+            if param.trainable:
+                columns["trainable"][index] += whole
+                columns["trainable_padded"][index] += shard * dp_shard
+                columns["trainable_shard"][index] += shard
+                columns["tensors"][index] += 1
+    arrays = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
+    return Shards(**arrays, largest=largest, largest_shard=largest_shard)
+
+
+_COLUMNS = ("whole", "padded", "shard", "trainable", "trainable_padded", "trainable_shard", "tensors")
