@@ -1,15 +1,46 @@
-"""Forward FLOPs per unit."""
+"""Forward FLOPs per unit: fvcore on meta tensors; where it cannot trace, torch's counter, which says so."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-if TYPE_CHECKING:
-    from dsplan.planner.load import ModelSubject
+FVCORE, FLOP_COUNTER = "fvcore", "flop counter"
+
+FLOPS_PER_MAC = 2
+"""One multiply and one add. Everything below counts multiply-adds; they are doubled once, in `_flops`."""
+
+_NORMS = ("batch_norm", "group_norm", "layer_norm", "instance_norm")
+_NOT_COUNTED = (*_NORMS, "upsample_nearest2d", "upsample_bilinear2d", "adaptive_avg_pool2d", "grid_sampler")
+"""fvcore counts these as elementwise work in the same total; bytes, not FLOPs, bound them."""
+
+_MATMUL_LIKE = (
+    "mm",
+    "matmul",
+    "linear",
+    "conv",
+    "attention",
+    "einsum",
+    "dot",
+    "addmv",
+    "mv",
+    "lstm",
+    "gru",
+    "rnn",
+    "bilinear",
+)
+_HARMLESS = ("cdist", "normal", "removed", "commit", "comm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +56,306 @@ class Flops:
         return sum(self.units)
 
 
-def forward_flops(
-    subject: ModelSubject, blocks: Sequence[tuple[str, nn.Module]], micro_batch: int, seq_len: int | None
+def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], batch: Any) -> Flops:
+    """FLOPs of one forward of a model on device meta, per unit. batch: a tuple or dict of its inputs, on meta too.
+
+    Attention counts as a full square of the sequence, causal or not. An operator that multiplies matrices and has no
+    handle is named in the notes.
+    """
+    try:
+        repeats = Repeats(blocks)
+        macs, unknown = _by_fvcore(model, batch, repeats)
+        if repeats.unsure:
+            macs, unknown = _by_fvcore(model, batch, Repeats(()))
+    except Exception:
+        return counted_flops(model, blocks, batch)
+    notes = [f"FLOPs: {name} ({count} times) has no formula and counts as 0" for name, count in sorted(unknown.items())]
+    return _flops(lambda name: macs.get(name, 0.0), blocks, FVCORE, notes)
+
+
+def counted_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], batch: Any) -> Flops:
+    """The same by torch's FlopCounterMode, on device meta: for models that cannot be traced by torch.jit."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), _MetaConvolutions():
+            _call(model, batch)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Flops(
+            (0.0,) * (len(blocks) + 1),
+            "none",
+            (f"FLOPs are not known: the model does not run on device meta ({reason})",),
+        )
+    root = type(model).__name__
+    totals = {name: sum(found.values()) / FLOPS_PER_MAC for name, found in counter.get_flop_counts().items()}
+    by_name = {
+        "" if name in (root, "Global") else name.removeprefix(f"{root}."): total for name, total in totals.items()
+    }
+    return _flops(lambda name: by_name.get(name, 0.0), blocks, FLOP_COUNTER, [])
+
+
+def _flops(
+    macs: Callable[[str], float], blocks: Sequence[tuple[str, nn.Module]], source: str, notes: Sequence[str]
 ) -> Flops:
-    return Flops(tuple(0.0 for _ in range(len(blocks) + 1)), "fvcore")
+    inside = [FLOPS_PER_MAC * macs(name) for name, _ in blocks]
+    return Flops((FLOPS_PER_MAC * macs("") - sum(inside), *inside), source, tuple(notes))
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
+
+
+class _Positional(nn.Module):
+    """The model behind tensors alone, in order, as torch.jit wants it."""
+
+    def __init__(self, model: nn.Module, batch: Any):
+        super().__init__()
+        self.model = model
+        self.leaves, self.spec = tree_flatten(batch)
+        self.places = [index for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+        self.tensors = tuple(self.leaves[index] for index in self.places)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = list(self.leaves)
+        for index, tensor in zip(self.places, tensors, strict=True):
+            leaves[index] = tensor
+        output = _call(self.model, tree_unflatten(leaves, self.spec))
+        return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+
+def _by_fvcore(model: nn.Module, batch: Any, repeats: Repeats) -> tuple[dict[str, float], dict[str, int]]:
+    """(multiply-adds by module name, matrix operators without a formula)."""
+    from fvcore.nn import FlopCountAnalysis
+
+    positional = _Positional(model, batch)
+    analysis = FlopCountAnalysis(positional, positional.tensors)
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+    analysis.set_op_handle(**HANDLES)
+    logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
+    with torch.no_grad(), _MetaConvolutions(), repeats, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts = analysis.by_module_and_operator()
+        unknown = analysis.unsupported_ops()
+    macs = {}
+    for name, found in counts.items():
+        own = name.removeprefix("model").removeprefix(".") if name != "" else ""
+        if name == "model" or name.startswith("model."):
+            macs[own] = float(sum(number for operator, number in found.items() if operator not in _NOT_COUNTED))
+    repeats.add_to(macs)
+    return macs, {name: count for name, count in unknown.items() if _is_matmul_like(name)}
+
+
+class Repeats:
+    """Runs one of several equal blocks; the others hand on outputs of the same shapes, and are counted by the one.
+
+    Equal: same classes, parameter shapes and settings all through, and inputs of the same shapes. unsure: a block ran
+    more than once, so that its count is not that of one run.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[str, nn.Module]]):
+        self._blocks = blocks
+        self._ran: dict[Any, tuple[str, Any]] = {}
+        self._like: list[tuple[str, str]] = []
+        self.unsure = False
+
+    def __enter__(self) -> Repeats:
+        self._before = [(block, dict(block.__dict__)) for _, block in self._blocks]
+        for name, block in self._blocks:
+            block.forward = self._once(name, block.forward, _signature(block))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for block, attributes in self._before:
+            block.__dict__.clear()
+            block.__dict__.update(attributes)
+
+    def add_to(self, macs: dict[str, float]) -> None:
+        """Count the blocks that did not run: for themselves and for all that holds them."""
+        for name, first in self._like:
+            parts = name.split(".")
+            for depth in range(len(parts) + 1):
+                holder = ".".join(parts[:depth])
+                macs[holder] = macs.get(holder, 0.0) + macs[first]
+
+    def _once(self, name: str, forward: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            key = (signature, _inputs_key(args, kwargs))
+            ran = self._ran.get(key)
+            if ran is None or ran[0] == name:
+                self.unsure |= any(name == other for other, _ in self._ran.values())
+                output = forward(*args, **kwargs)
+                self._ran[key] = (name, output)
+                return output
+            self._like.append((name, ran[0]))
+            return tree_map(lambda leaf: torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, ran[1])
+
+        return run
+
+
+_INDEX_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx", "index", "idx")
+
+
+def _signature(block: nn.Module) -> Any:
+    """What decides a block's work: classes, shapes and plain settings of it and all it holds, but not its number."""
+    parts = []
+    for name, module in block.named_modules():
+        settings = tuple(
+            (key, repr(value))
+            for key, value in sorted(module.__dict__.items())
+            if isinstance(value, (bool, int, float, str, tuple)) and key not in _INDEX_NAMES
+        )
+        shapes = tuple((key, tuple(param.shape)) for key, param in module.named_parameters(recurse=False))
+        parts.append((name, type(module), settings, shapes))
+    return tuple(parts)
+
+
+def _inputs_key(args: Any, kwargs: Any) -> Any:
+    leaves, spec = tree_flatten((args, kwargs))
+    return tuple(
+        (tuple(map(int, leaf.shape)), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
+    ), str(spec)
+
+
+def _is_matmul_like(operator: str) -> bool:
+    name = operator.partition("::")[2] or operator
+    return any(part in name for part in _MATMUL_LIKE) and not any(part in name for part in _HARMLESS)
+
+
+class _MetaConvolutions(TorchFunctionMode):
+    """Convolutions by torch._convolution, since the python form of meta convolutions cannot be traced."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _CONVOLUTIONS:
+            dims, transposed = _CONVOLUTIONS[func]
+            return (_transposed if transposed else _convolution)(dims, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_CONVOLUTIONS = {
+    F.conv1d: (1, False),
+    F.conv2d: (2, False),
+    F.conv3d: (3, False),
+    F.conv_transpose1d: (1, True),
+    F.conv_transpose2d: (2, True),
+    F.conv_transpose3d: (3, True),
+}
+
+
+def _each(value: Any, dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * dims if len(values) == 1 else values
+
+
+def _convolution(
+    dims: int,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    dilations = _each(dilation, dims)
+    if padding == "same":
+        reach = [step * (kernel - 1) for step, kernel in zip(dilations, weight.shape[2:], strict=True)]
+        input = F.pad(input, [side for total in reversed(reach) for side in (total // 2, total - total // 2)])
+    paddings = [0] * dims if isinstance(padding, str) else _each(padding, dims)
+    return _raw(input, weight, bias, _each(stride, dims), paddings, dilations, False, [0] * dims, groups)
+
+
+def _transposed(
+    dims: int,
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    extra = _each(output_padding, dims)
+    return _raw(
+        input, weight, bias, _each(stride, dims), _each(padding, dims), _each(dilation, dims), True, extra, groups
+    )
+
+
+def _raw(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    groups: int,
+) -> Any:
+    return torch._convolution(
+        input, weight, bias, stride, padding, dilation, transposed, extra, groups, False, False, True, True
+    )
+
+
+def _shape(value: Any) -> list[int]:
+    sizes = value.type().sizes() if value.isCompleteTensor() else None
+    if sizes is None:
+        raise ValueError("the trace holds a tensor of unknown shape")
+    return list(sizes)
+
+
+def _matmul(inputs: Any, outputs: Any) -> float:
+    """Output elements times the length that is summed, for any broadcast."""
+    return float(math.prod(_shape(outputs[0])) * _shape(inputs[0])[-1])
+
+
+def _baddbmm(inputs: Any, outputs: Any) -> float:
+    return float(math.prod(_shape(outputs[0])) * _shape(inputs[1])[-1])
+
+
+def _attention(inputs: Any, outputs: Any) -> Counter[str]:
+    """Scores and their product with v: batch x heads x Lq x Lk x (dq + dv)."""
+    query, key, value = (_shape(part) for part in inputs[:3])
+    return Counter({"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])})
+
+
+def _grouped(inputs: Any, outputs: Any) -> Counter[str]:
+    """Tokens x in x out: each token meets one expert's matrix per product."""
+    left, right = _shape(inputs[0]), _shape(inputs[1])
+    return Counter({"grouped_mm": math.prod(left) * right[-1]})
+
+
+def _einsum(inputs: Any, outputs: Any) -> float:
+    """One product of two operands: the lengths of all letters. More operands: pairwise from the left."""
+    equation = inputs[0].toIValue().replace(" ", "")
+    shapes = [_shape(value) for value in inputs[1].node().inputs()]
+    terms = equation.partition("->")[0].split(",")
+    sizes = {
+        letter: length
+        for term, shape in zip(terms, shapes, strict=False)
+        for letter, length in zip(term, shape, strict=False)
+    }
+    if "..." in equation or len(terms) > 2:
+        from fvcore.nn.jit_handles import einsum_flop_jit
+
+        return float(einsum_flop_jit(inputs, outputs))
+    return float(math.prod(sizes.values())) if len(terms) == 2 else 0.0
+
+
+def _nothing(inputs: Any, outputs: Any) -> float:
+    return 0.0
+
+
+HANDLES: dict[str, Any] = {
+    "aten::matmul": _matmul,
+    "aten::mm": _matmul,
+    "aten::bmm": _matmul,
+    "aten::baddbmm": _baddbmm,
+    "aten::einsum": _einsum,
+    "aten::scaled_dot_product_attention": _attention,
+    "aten::_grouped_mm": _grouped,
+    "aten::rms_norm": _nothing,
+}
+"""What fvcore lacks, or counts for some shapes only."""

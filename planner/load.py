@@ -19,6 +19,7 @@ from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
     import torch
+    from dsplan.planner.flops import Flops
     from dsplan.schemas.trace import Trace
     from torch import nn
 
@@ -53,6 +54,7 @@ class ModelSubject(Subject):
     sample_batch: Callable[[int, int | None], tuple[Any, ...] | dict[str, Any]] | None = field(default=None, repr=False)
     loss: Callable[[Any, Any], torch.Tensor] | None = field(default=None, repr=False)
     file: Path | None = None
+    flops: dict[Any, Flops] = field(default_factory=dict, repr=False)
 
 
 def load_subject(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -63,36 +65,55 @@ def compute_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) else tensor.dtype
 
 
-def to_fake(
-    value: Any, mode: FakeTensorMode, dtype: torch.dtype | None = None, memo: dict[int, Any] | None = None
-) -> Any:
-    """A fake cpu tensor of the same shape and strides (floats in `dtype`), parameters as parameters; ties by `memo` survive."""
-    memo = {} if memo is None else memo
-    if id(value) in memo:
-        return memo[id(value)]
-    kind = value.dtype if dtype is None else compute_dtype(value, dtype)
-    with mode, torch.no_grad():
-        data = torch.empty_strided(value.shape, value.stride(), dtype=kind, device="cpu")
-    made: torch.Tensor
-    if isinstance(value, nn.Parameter):
-        with mode:
-            made = _parameter_like(value, data)
-    else:
-        made = data.requires_grad_(value.requires_grad) if value.requires_grad else data
-    memo[id(value)] = made
-    return made
+Stand = Callable[[torch.Tensor], torch.Tensor]
+"""Makes a tensor that stands for another: same shape and strides, no values."""
+
+
+def fakes(mode: FakeTensorMode, dtype: torch.dtype) -> Stand:
+    """Fake cpu tensors, floats in `dtype`."""
+
+    def stand(tensor: torch.Tensor) -> torch.Tensor:
+        with mode, torch.no_grad():
+            return _stand(tensor, "cpu", dtype)
+
+    return stand
+
+
+def metas(dtype: torch.dtype) -> Stand:
+    """Meta tensors, floats in `dtype`."""
+    return lambda tensor: _stand(tensor, "meta", dtype)
+
+
+def _stand(tensor: torch.Tensor, device: str, dtype: torch.dtype) -> torch.Tensor:
+    kind = compute_dtype(tensor, dtype)
+    data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
+    return _parameter_like(tensor, data) if isinstance(tensor, nn.Parameter) else data
+
+
+def stand_in(batch: Any, stand: Stand) -> Any:
+    """The batch with each tensor by what stands for it."""
+    return tree_map(lambda leaf: stand(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 @contextmanager
-def fake_weights(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> Iterator[None]:
-    """Lend the model fake cpu parameters and buffers in the compute dtype; afterwards it is as it was, hooks and all."""
+def lent_weights(model: nn.Module, stand: Stand) -> Iterator[None]:
+    """Lend the model other parameters and buffers, ties kept; afterwards it is as it was, hooks and all.
+
+    By replacing what the modules hold: `.to()` cannot swap a parameter for a fake one.
+    """
     memo: dict[int, Any] = {}
+
+    def once(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in memo:
+            memo[id(value)] = stand(value)
+        return memo[id(value)]
+
     before = [(module, dict(module.__dict__)) for module in model.modules()]
     try:
         for module, attributes in before:
-            module.__dict__.update(
-                {name: _fake_attribute(name, value, mode, dtype, memo) for name, value in attributes.items()}
-            )
+            module.__dict__.update({name: _lent(value, once) for name, value in attributes.items()})
         yield
     finally:
         for module, attributes in before:
@@ -100,17 +121,12 @@ def fake_weights(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype) -> 
             module.__dict__.update(attributes)
 
 
-_REGISTRIES = ("_parameters", "_buffers")
-
-
-def _fake_attribute(name: str, value: Any, mode: FakeTensorMode, dtype: torch.dtype, memo: dict[int, Any]) -> Any:
+def _lent(value: Any, once: Callable[[Any], Any]) -> Any:
+    """A module's attribute: a tensor, or the containers that hold tensors (copied, so that what is added is undone)."""
     if isinstance(value, torch.Tensor):
-        return to_fake(value, mode, dtype, memo)
-    if isinstance(value, dict) and (name in _REGISTRIES or name.startswith("_forward") or name == "_modules"):
-        return type(value)(
-            (key, to_fake(member, mode, dtype, memo) if isinstance(member, torch.Tensor) else member)
-            for key, member in value.items()
-        )
-    if isinstance(value, (list, tuple)) and value and all(isinstance(member, torch.Tensor) for member in value):
-        return type(value)([to_fake(member, mode, dtype, memo) for member in value])
+        return once(value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, once(member)) for key, member in value.items())
+    if type(value) in (list, tuple) and any(isinstance(member, torch.Tensor) for member in value):
+        return type(value)(once(member) for member in value)
     return value
