@@ -1,0 +1,27 @@
+"""The bundled engine: DeepSpeed's `initialize` on PyTorch's own distributed parts. Imports torch on first use only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsplan.runtime.engine import Engine
+    from dsplan.runtime.groups import init_distributed
+    from dsplan.runtime.initializing import add_config_arguments, initialize
+
+__all__ = ["Engine", "add_config_arguments", "init_distributed", "initialize"]
+
+_HOMES = {
+    "Engine": "dsplan.runtime.engine",
+    "add_config_arguments": "dsplan.runtime.initializing",
+    "init_distributed": "dsplan.runtime.groups",
+    "initialize": "dsplan.runtime.initializing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

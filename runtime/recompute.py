@@ -24,7 +24,7 @@ def apply_recompute(model: nn.Module, policy: Recompute) -> int:
         raise ValueError(f'recompute "{policy}" is not carried out; use "none" or "full"')
     blocks = find_blocks(model)
     for _, block in blocks:
-        block.forward = _recomputed(block.forward)  # type: ignore[method-assign]
+        block.forward = _recomputed(block.forward)
     return len(blocks)
 
 

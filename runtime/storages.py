@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every storage that is made while the mode is on, by category, until it is freed.
 
     `category` names what new storages are; set it as the program moves on. `add` registers what existed before,
@@ -22,7 +22,7 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, on_growth: Callable[[], None] | None = None):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.category = "other"
         self.live: dict[str, int] = {}
         self.total_bytes = 0
@@ -63,14 +63,14 @@ class StorageTracker(TorchDispatchMode):
             tracker._resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-        return super().__enter__()  # type: ignore[no-any-return]
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(kind, value, traceback)
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):

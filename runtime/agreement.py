@@ -1,0 +1,50 @@
+"""All ranks train one model: they must hold the same tensors by name, and begin with the values of rank 0."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dsplan.runtime.groups import carries_data
+from dsplan.schemas.problem import Problem
+
+
+def refuse_unequal_models(model: nn.Module) -> None:
+    """Problem on every rank where names, shapes or dtypes of parameters or buffers differ from rank 0's."""
+    if dist.get_world_size() == 1 or not carries_data():
+        return
+    mine = _description(model)
+    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
+    digests: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    if len(set(digests)) == 1:
+        return
+    descriptions: list[dict[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(descriptions, mine)
+    first = descriptions[0]
+    for rank, other in enumerate(descriptions):
+        for name in dict.fromkeys([*first, *other]):
+            if first.get(name) != other.get(name):
+                raise Problem(
+                    f"rank {rank} holds another model than rank 0: {name} is {other.get(name, 'absent')} there and "
+                    f"{first.get(name, 'absent')} on rank 0; build the same model on every rank"
+                )
+
+
+def _description(model: nn.Module) -> dict[str, str]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for name, tensor in tensors}
+
+
+@torch.no_grad()
+def take_from_first_rank(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Overwrite each tensor in place with that of the group's first rank."""
+    if dist.get_world_size(group) == 1:
+        return
+    source = dist.get_global_rank(group, 0)
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=source, group=group)

@@ -1,0 +1,103 @@
+"""How every rank starts: dies with its launcher, finds the stand-in for deepspeed, runs the script as __main__.
+
+python -m dsplan.runtime.bootstrap SCRIPT [ARGS...]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsplan.runtime.orders import Orders, current_orders
+from dsplan.schemas.problem import Problem
+
+PR_SET_PDEATHSIG = 1
+REFUSED = 2
+
+
+def main() -> None:
+    orders = current_orders()
+    if orders is None:
+        raise SystemExit("dsplan: error: this module is started by dsplan launch, not by hand")
+    _die_with_launcher(orders.launcher_pid)
+    script, *arguments = sys.argv[1:]
+    try:
+        _run_script(script, arguments)
+        _finish(orders, script)
+    except Problem as problem:
+        _record_failure(orders, str(problem), refused=True)
+        sys.exit(REFUSED)
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            try:
+                _finish(orders, script)
+            except Problem as problem:
+                _record_failure(orders, str(problem), refused=True)
+                sys.exit(REFUSED)
+        raise
+    except BaseException as error:
+        _record_failure(orders, _traceback_of_script(error), refused=False)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _die_with_launcher(launcher_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the launcher ends; end now where it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher_pid:
+            os._exit(1)
+
+
+def _run_script(script: str, arguments: list[str]) -> None:
+    """As `python SCRIPT ARGS` does: sys.argv, sys.path[0] and a module __main__ that stays."""
+    path = Path(script).resolve()
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(path.parent)
+    sys.path.insert(1, str(Path(__file__).with_name("stand_in")))
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=script, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = module
+    exec(compile(path.read_bytes(), script, "exec"), module.__dict__)
+
+
+def _finish(orders: Orders, script: str) -> None:
+    """The rank's record, once the script has ended well. Problem where it never made an engine."""
+    initializing: Any = sys.modules.get("dsplan.runtime.initializing")
+    engines = initializing.engines if initializing is not None else []
+    if not engines:
+        raise Problem(
+            f"{script} ended without calling deepspeed.initialize or dsplan.runtime.initialize, so nothing was trained "
+            f"under {orders.source}"
+        )
+    if engines[0].observer is not None:
+        engines[0].observer.write(Path(orders.folder))
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _record_failure(orders: Orders, text: str, *, refused: bool) -> None:
+    record = {"time": time.time(), "text": text, "refused": refused}
+    path = Path(orders.folder) / f"failure_{os.environ.get('RANK', '0')}.json"
+    path.write_text(json.dumps(record), "utf-8")
+
+
+def _traceback_of_script(error: BaseException) -> str:
+    """The traceback from the script's first frame on: ours above it explain nothing."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Engine: DeepSpeed's training loop calls, carried out on FSDP2."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from dsplan.runtime.clipping import clip_factor, global_norm, scale_gradients
+from dsplan.runtime.groups import local_rank, note
+from dsplan.runtime.loss_scale import LossScale
+from dsplan.runtime.zero import Sharded
+from dsplan.schemas.config import Batch, DsConfig
+from dsplan.schemas.problem import Problem
+
+
+class Observer(Protocol):
+    """Who is told what the engine does next: the meter, the rehearsal. One optimizer step is one ... step_ends()."""
+
+    def forward_begins(self, inputs: list[torch.Tensor]) -> None: ...
+
+    def backward_begins(self) -> None: ...
+
+    def step_begins(self) -> None: ...
+
+    def step_ends(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What initialize() put together for the engine."""
+
+    sharded: Sharded
+    optimizer: Optimizer | None
+    lr_scheduler: Any
+    config: DsConfig
+    batch: Batch
+    device: torch.device
+    strict: bool
+
+
+class Engine(nn.Module):
+    """engine(x), engine.backward(loss), engine.step(): once each per micro-batch. Attributes it lacks are the module's."""
+
+    def __init__(self, parts: Parts):
+        super().__init__()
+        self.module = parts.sharded.model
+        self.optimizer = parts.optimizer
+        self.lr_scheduler = parts.lr_scheduler
+        self.device = parts.device
+        self.observer: Observer | None = None
+        self.global_rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = local_rank()
+        self.micro_steps = 0
+        self.global_steps = 0
+        self.skipped_steps = 0
+        self._sharded = parts.sharded
+        self._config = parts.config
+        self._batch = parts.batch
+        self._strict = parts.strict
+        self._scaler = LossScale.start(parts.config.fp16) if parts.config.precision == "fp16" else None
+        self._check_overflow = parts.config.raw.get("bf16", {}).get("check_grad_overflow", True) is not False
+        self._norm: float | None = None
+        self._boundary: bool | None = None
+        self._batch_seen = False
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    # --- the loop ---
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            output = self.module(*args, **kwargs)
+            self._sharded.drop_gathered()  # no backward will
+            return output
+        if self.training:
+            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if not self._batch_seen:
+                self._see_batch(inputs)
+            if self.observer is not None:
+                self.observer.forward_begins(inputs)
+            del inputs
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """Gradients of loss / accumulation, summed over the micro-batches of a step and averaged over ranks.
+
+        Returns the loss as it was divided.
+        """
+        if loss.dim() != 0 and loss.numel() != 1:
+            raise Problem(
+                f"backward needs one number as loss, but got shape {list(loss.shape)}; take the mean or the sum"
+            )
+        if self.observer is not None:
+            self.observer.backward_begins()
+        self._sharded.before_backward(self.is_gradient_accumulation_boundary())
+        divided = loss.float() / self._batch.accumulation if scale_wrt_gas else loss.float()
+        scaled = divided if self._scaler is None else divided * self._scaler.value
+        scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        return divided.detach()
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """Close one micro-batch; at the accumulation boundary, clip and step the optimizer and the schedule."""
+        boundary = self.is_gradient_accumulation_boundary()
+        self.micro_steps += 1
+        if not boundary:
+            return
+        if self.optimizer is None:
+            raise Problem(
+                "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
+            )
+        if self.observer is not None:
+            self.observer.step_begins()
+        self._sharded.drop_gathered()
+        if self._update():
+            self.optimizer.step()
+            if self.lr_scheduler is not None:
+                self.lr_scheduler.step(**(lr_kwargs or {}))
+        else:
+            self.skipped_steps += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        self.global_steps += 1
+        if self.observer is not None:
+            self.observer.step_ends()
+
+    def _update(self) -> bool:
+        """Unscale and clip the gradients; False where they are not finite, on every rank alike."""
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        scale = 1.0 if self._scaler is None else self._scaler.value
+        norm = global_norm(trained, self.device).item() / scale
+        self._norm = norm
+        overflow = not math.isfinite(norm)
+        if self._scaler is not None:
+            self._scaler.update(overflow)
+        if overflow and self._check_overflow:
+            why = f"; loss scale {scale:g} -> {self._scaler.value:g}" if self._scaler is not None else ""
+            note(f"step {self.global_steps} skipped: gradients are not finite{why}")
+            return False
+        scale_gradients(trained, clip_factor(norm, self._config.gradient_clipping) / scale)
+        return True
+
+    def _see_batch(self, inputs: list[torch.Tensor]) -> None:
+        """Say once what the global batch really is. The first tensor with a dim gives the number of samples."""
+        self._batch_seen = True
+        batch = self._batch
+        fed = next((tensor.shape[0] for tensor in inputs if tensor.dim() > 0), batch.micro_batch)
+        total = f"micro-batch {fed} x accumulation {batch.accumulation} x dp {self.world_size}"
+        if fed == batch.micro_batch:
+            note(f"the global batch is {batch.global_batch} = {total}")
+            return
+        text = (
+            f"the script feeds {fed} samples per rank and micro-batch, but the config says {batch.micro_batch}: the global "
+            f"batch is {fed * batch.accumulation * self.world_size} = {total}, not {batch.global_batch}"
+        )
+        if self._strict:
+            raise Problem(f"{text}; feed {batch.micro_batch} samples, or leave out --strict")
+        note(text)
+
+    @property
+    def units(self) -> tuple[FSDPModule, ...]:
+        """What is sharded and gathered together: the blocks in order, then the model with the rest."""
+        return self._sharded.units
+
+    # --- what DeepSpeed's engine answers ---
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self._batch.accumulation == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """From now on the caller says which micro-batch ends a step."""
+        self._boundary = is_boundary
+
+    def train_batch_size(self) -> int:
+        return self._batch.global_batch
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._batch.micro_batch
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._batch.accumulation
+
+    def zero_optimization(self) -> bool:
+        return self._sharded.zero_stage > 0
+
+    def zero_optimization_stage(self) -> int:
+        return self._sharded.zero_stage
+
+    def gradient_clipping(self) -> float:
+        return self._config.gradient_clipping
+
+    def fp16_enabled(self) -> bool:
+        return self._config.precision == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._config.precision == "bf16"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self._config.raw)
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.value
+
+    @property
+    def cur_scale(self) -> float:
+        return self.loss_scale
+
+    def get_global_grad_norm(self) -> float | None:
+        """Of the last step, before clipping and without the loss scale; not finite where it was skipped."""
+        return self._norm
+
+    def get_lr(self) -> list[float]:
+        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.module.zero_grad(set_to_none)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Changes nothing: gradients are summed where the ZeRO stage and the accumulation boundary call for it."""
+        yield
+
+    def save_checkpoint(self, *_: Any, **__: Any) -> None:
+        raise Problem("save_checkpoint is not carried out by the native engine yet; run with DeepSpeed to save")
+
+    def load_checkpoint(self, *_: Any, **__: Any) -> None:
+        raise Problem("load_checkpoint is not carried out by the native engine yet; run with DeepSpeed to load")

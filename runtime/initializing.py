@@ -1,0 +1,185 @@
+"""initialize(): DeepSpeed's signature and meaning; config, model and optimizer -> an Engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from dsplan.runtime.agreement import refuse_unequal_models
+from dsplan.runtime.data import build_loader
+from dsplan.runtime.engine import Engine, Parts
+from dsplan.runtime.groups import data_parallel_mesh, init_distributed, note, own_device
+from dsplan.runtime.optimizers import Renaming, build_optimizer
+from dsplan.runtime.orders import current_orders, lay_over
+from dsplan.runtime.recompute import apply_recompute
+from dsplan.runtime.schedules import build_schedule, is_schedule
+from dsplan.runtime.zero import shard
+from dsplan.schemas import native_support
+from dsplan.schemas.config import Batch, DsConfig, read_config, resolve_batch
+from dsplan.schemas.problem import Problem
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+engines: list[Engine] = []
+"""Every engine made in this process, in order: a launch asks whether the script made one."""
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[Engine, Any, Any, Any]:
+    """(engine, optimizer, dataloader, lr_scheduler), as deepspeed.initialize gives them.
+
+    The model is sharded in place: its parameters become DTensors. Problem with every reason at once where the config
+    cannot be carried out.
+    """
+    if not isinstance(model, nn.Module):
+        raise Problem(f"initialize needs a torch module as model, but got {type(model).__name__}")
+    given = list(model_parameters) if model_parameters is not None else None  # a generator ends with the old parameters
+    init_distributed()
+    ds_config, batch = _settle_config(config if config is not None else config_params, args)
+    if mpu is not None or mesh_param is not None:
+        raise Problem("mpu and mesh_param are not carried out by the native engine; leave them out")
+    refuse_unequal_models(model)
+
+    device = own_device()
+    compute_dtype = DTYPES[ds_config.precision]
+    renaming = Renaming(model)
+    apply_recompute(model, ds_config.recompute)
+    sharded = shard(
+        model,
+        zero_stage=ds_config.zero_stage,
+        mesh=data_parallel_mesh(device),
+        compute_dtype=compute_dtype,
+        reduce_dtype=_reduce_dtype(ds_config.raw, compute_dtype),
+    )
+    renaming.close()
+    built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)
+    schedule = _schedule(lr_scheduler, built, ds_config)
+    loader = None
+    if training_data is not None:
+        drop_last = bool(ds_config.raw.get("dataloader_drop_last", False))
+        loader = build_loader(training_data, batch.micro_batch, drop_last=drop_last, collate_fn=collate_fn)
+
+    orders = current_orders()
+    engine = Engine(
+        Parts(
+            sharded=sharded,
+            optimizer=built,
+            lr_scheduler=schedule,
+            config=ds_config,
+            batch=batch,
+            device=device,
+            strict=orders is not None and orders.strict,
+        )
+    )
+    engines.append(engine)
+    if orders is not None and len(engines) == 1:
+        from dsplan.runtime.meter import Meter
+
+        engine.observer = Meter(engine)
+    return engine, built, loader, schedule
+
+
+def add_config_arguments(parser: Any) -> Any:
+    """--deepspeed and --deepspeed_config, as DeepSpeed adds them."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    group.add_argument("--deepspeed", default=False, action="store_true")
+    group.add_argument("--deepspeed_config", default=None, type=str)
+    return parser
+
+
+def _settle_config(given: Any, args: Any) -> tuple[DsConfig, Batch]:
+    """The script's config under the launch's orders, every value checked and the batch equation solved."""
+    if given is None:
+        given = getattr(args, "deepspeed_config", None)
+    orders = current_orders()
+    ordered = orders.config if orders is not None else None
+    if given is None and ordered is None:
+        raise Problem("initialize needs a config: pass config= (a path or a dict), or args with deepspeed_config")
+    raw, source = _read(given) if given is not None else ({}, "config")
+    if orders is not None and ordered is not None:
+        raw, changes = lay_over(raw, ordered)
+        source = orders.source
+        for change in changes if given is not None else ():
+            note(f"{orders.source} over the script's config: {change}")
+    ds_config = read_config(raw, source)
+    found = native_support.reasons(raw)
+    refusals = [f"{pointer.strip('/').replace('/', '.')}: {text}" for pointer, level, text in found if level == "error"]
+    if refusals:
+        raise Problem(f"{source}: the native engine cannot carry this out: " + "; ".join(refusals))
+    for pointer, _, text in found:
+        note(f"{source}: {pointer.strip('/').replace('/', '.')}: {text}")
+
+    def known(value: int | str | None) -> int | None:
+        return value if isinstance(value, int) else None
+
+    try:
+        batch = resolve_batch(
+            known(ds_config.train_batch_size),
+            known(ds_config.micro_batch),
+            known(ds_config.accumulation),
+            dist.get_world_size(),
+        )
+    except ValueError as error:
+        raise Problem(f"{source}: {error}") from error
+    return ds_config, batch
+
+
+def _read(given: Any) -> tuple[dict[str, Any], str]:
+    if isinstance(given, Mapping):
+        return dict(given), "config"
+    if not isinstance(given, (str, Path)):
+        raise Problem(f"config is {type(given).__name__}, but must be a path or a dict")
+    return read_json(Path(given)), str(given)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a config file, JSON or DeepSpeed's hjson. Problem where it cannot be read."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise Problem(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise Problem(f"{path}: is not JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise Problem(f"{path}: must hold a JSON object")
+    return raw
+
+
+def _reduce_dtype(raw: Mapping[str, Any], compute_dtype: torch.dtype) -> torch.dtype | None:
+    """None: the compute dtype. communication_data_type names another."""
+    wanted = raw.get("communication_data_type")
+    if not isinstance(wanted, str):
+        return None
+    dtype = DTYPES.get({"bfp16": "bf16"}.get(wanted.lower(), wanted.lower()))
+    if dtype is None:
+        raise Problem(f"communication_data_type is {wanted!r}, but must be one of {', '.join(DTYPES)}")
+    return None if dtype is compute_dtype else dtype
+
+
+def _schedule(given: Any, optimizer: Optimizer | None, config: DsConfig) -> Any:
+    if given is not None:
+        return given if is_schedule(given) else given(optimizer)
+    if config.scheduler is None or optimizer is None:
+        return None
+    return build_schedule(config.scheduler, optimizer)

@@ -1,0 +1,5 @@
+"""What scripts import from deepspeed.ops."""
+
+from . import adam
+
+__all__ = ["adam"]

@@ -1,0 +1,260 @@
+"""Watches one optimizer step of an engine from inside: live bytes by category and phase, and every collective.
+
+The same watch serves a real run (the meter) and a rehearsal on fake tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.utils._pytree import tree_leaves
+
+from dsplan.runtime.storages import StorageTracker
+from dsplan.schemas.ledger import CATEGORIES, Category, Collective, Ledger, Level, MemoryItem, Moment, Phase
+
+if TYPE_CHECKING:
+    from dsplan.runtime.engine import Engine
+
+COLLECTIVES = {
+    "_allgather_base_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "allgather_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "broadcast_": "broadcast",
+    "alltoall_base_": "all_to_all",
+    "send": "send",
+    "recv_any_source_": "recv",
+    "recv_": "recv",
+}
+WHY: dict[Category, str] = {
+    "params": "parameters and buffers as they lie between steps",
+    "grads": "gradients, whole or sharded",
+    "optimizer": "optimizer state",
+    "activations": "inputs, and all that forward and backward make and keep",
+    "gathered_params": "parameters gathered whole for use, and the buffers they arrive in",
+    "buckets": "buffers of gradient reduction",
+    "temporary": "what the optimizer step makes and drops, and what no other line explains",
+}
+
+
+class CountingTracker(StorageTracker):  # type: ignore[no-untyped-call]
+    """StorageTracker that counts collectives, and takes no notice of what a backend allocates inside one.
+
+    gloo's reduce-scatter copies its input; NCCL's does not, so that such a copy is not the engine's.
+    """
+
+    def __init__(self, on_growth: Callable[[], None] | None = None):
+        super().__init__(on_growth)
+        self.collectives: dict[str, tuple[int, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "c10d":
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        kind = COLLECTIVES.get(func._opname)
+        if kind is not None:
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            # All-gather and reduce-scatter hand over the full tensor and this rank's part; the full one counts.
+            payload = max((tensor.numel() * tensor.element_size() for tensor in tensors), default=0)
+            if kind == "all_reduce" and all(tensor.numel() == 1 for tensor in tensors):
+                kind = "scalar_all_reduce"  # norms and flags: bookkeeping, not a gradient
+            count, total = self.collectives.get(kind, (0, 0))
+            self.collectives[kind] = (count + 1, total + payload)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Peak:
+    total: int = -1
+    live: dict[str, int] = field(default_factory=dict)
+    where: str = ""
+
+
+class StepWatch:
+    """From the first forward of an optimizer step to its end. An engine's Observer calls it; `ledger` gives the result."""
+
+    def __init__(self, engine: Engine, tracker: CountingTracker | None = None):
+        self._engine = engine
+        self.tracker = tracker or CountingTracker()
+        self.tracker.on_growth = self._grew
+        self._peaks: dict[Phase, _Peak] = {}
+        self._phase: Phase | None = None
+        self._unit = ""
+        self._undo: list[Callable[[], None]] = []
+        self._state_bytes_before = 0
+        self._resident = 0
+
+    @property
+    def running(self) -> bool:
+        return bool(self._undo)
+
+    def start(self) -> None:
+        """Register what exists and begin to follow what comes."""
+        self._label_state()
+        self._state_bytes_before = self.tracker.live.get("optimizer", 0)
+        self._follow_fsdp()
+        self.tracker.__enter__()
+        self._undo.append(lambda: self.tracker.__exit__(None, None, None))
+
+    def forward_begins(self, inputs: list[torch.Tensor]) -> None:
+        for tensor in inputs:
+            if tensor.device == self._engine.device:
+                self.tracker.add(tensor, "activations")
+        self._enter("forward", "activations")
+
+    def backward_begins(self) -> None:
+        self._follow_gradients()
+        self._enter("backward", "activations")
+
+    def step_begins(self) -> None:
+        self._enter("step", "temporary")
+
+    def stop(self) -> None:
+        """End of the step: gradients are gone, states exist."""
+        while self._undo:
+            self._undo.pop()()
+        self._label_state()
+        peak = self._peaks.get("step")
+        if peak is not None:  # states that this very step made were taken for temporaries
+            fresh = self.tracker.live.get("optimizer", 0) - self._state_bytes_before
+            fresh = max(0, min(fresh, peak.live.get("temporary", 0)))
+            peak.live["temporary"] = peak.live.get("temporary", 0) - fresh
+            peak.live["optimizer"] = peak.live.get("optimizer", 0) + fresh
+        keep: tuple[Category, ...] = ("params", "grads", "optimizer", "gathered_params", "buckets")
+        self._resident = sum(self.tracker.live.get(category, 0) for category in keep)
+
+    def ledger(self, level: Level, allocated: dict[Phase, int] | None = None) -> Ledger:
+        """The step's ledger. allocated: per phase, what the device's allocator counted at its peak, where it counts."""
+        moments = []
+        for phase, peak in self._peaks.items():
+            live = {category: peak.live.get(category, 0) for category in CATEGORIES}
+            if allocated and phase in allocated:
+                _fit(live, allocated[phase])
+            items = tuple(
+                MemoryItem(category=category, bytes=live[category], why=WHY[category])
+                for category in CATEGORIES
+                if live[category]
+            )
+            moments.append(Moment(phase=phase, where=peak.where, items=items))
+        collectives = tuple(
+            Collective(kind=kind, count=count, payload_bytes=payload)
+            for kind, (count, payload) in sorted(self.tracker.collectives.items())
+        )
+        return Ledger(
+            engine="native",
+            level=level,
+            moments=tuple(moments),
+            resident_bytes=self._resident,
+            collectives=collectives,
+        )
+
+    def _enter(self, phase: Phase, category: Category) -> None:
+        self._phase = phase
+        self.tracker.category = category
+        self._unit = ""
+        self._grew()
+
+    def _grew(self) -> None:
+        if self._phase is None:
+            return
+        peak = self._peaks.setdefault(self._phase, _Peak())
+        if self.tracker.total_bytes > peak.total:
+            peak.total = self.tracker.total_bytes
+            peak.live = dict(self.tracker.live)
+            peak.where = f"{self._phase} of {self._unit}" if self._unit else self._phase
+
+    def _label_state(self) -> None:
+        module, optimizer = self._engine.module, self._engine.optimizer
+        for group in _groups(self._engine):
+            for member in group.fsdp_params:
+                self.tracker.relabel(member.sharded_param.detach(), "params")
+        for parameter in module.parameters():
+            self.tracker.add(parameter.detach(), "params")
+            if parameter.grad is not None:
+                self.tracker.relabel(parameter.grad, "grads")
+        for buffer in module.buffers():
+            self.tracker.relabel(buffer, "params")
+        for state in optimizer.state.values() if optimizer is not None else ():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self.tracker.relabel(value, "optimizer")
+
+    def _follow_fsdp(self) -> None:
+        """What FSDP2 makes while it gathers or reduces is named after that, whichever phase it is."""
+        self._wrap("unshard", "gathered_params")
+        self._wrap("wait_for_unshard", "gathered_params", before=self._name_unit)
+        self._wrap("post_backward", "buckets", after=self._name_gradients)
+
+    def _wrap(
+        self,
+        method: str,
+        category: Category,
+        before: Callable[[FSDPParamGroup], None] | None = None,
+        after: Callable[[FSDPParamGroup], None] | None = None,
+    ) -> None:
+        original = getattr(FSDPParamGroup, method)
+        tracker = self.tracker
+
+        @functools.wraps(original)
+        def wrapped(group: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(group)
+            outer, tracker.category = tracker.category, category
+            try:
+                return original(group, *args, **kwargs)
+            finally:
+                tracker.category = outer
+                if after is not None:
+                    after(group)
+
+        setattr(FSDPParamGroup, method, wrapped)
+        self._undo.append(lambda: setattr(FSDPParamGroup, method, original))
+
+    def _name_unit(self, group: FSDPParamGroup) -> None:
+        self._unit = group._module_fqn or "the root"
+
+    def _name_gradients(self, group: FSDPParamGroup) -> None:
+        for member in group.fsdp_params:
+            if member.sharded_param.grad is not None:
+                self.tracker.relabel(member.sharded_param.grad, "grads")
+            if member.unsharded_accumulated_grad is not None:
+                self.tracker.relabel(member.unsharded_accumulated_grad, "grads")
+
+    def _follow_gradients(self) -> None:
+        """Whole gradients count as grads from the moment at which autograd hands them over."""
+
+        def handed_over(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self.tracker.relabel(parameter.grad, "grads")
+
+        for group in _groups(self._engine):
+            for member in group.fsdp_params:
+                whole = getattr(member, "_unsharded_param", None)
+                if whole is not None and whole.requires_grad and not hasattr(whole, "_dsplan_followed"):
+                    handle = whole.register_post_accumulate_grad_hook(handed_over)
+                    whole._dsplan_followed = True
+                    self._undo.append(functools.partial(_unfollow, whole, handle))
+
+
+def _unfollow(parameter: Any, handle: Any) -> None:
+    handle.remove()
+    del parameter._dsplan_followed
+
+
+def _groups(engine: Engine) -> list[FSDPParamGroup]:
+    return [group for unit in engine.units for group in unit._get_fsdp_state()._fsdp_param_groups]
+
+
+def _fit(live: dict[Category, int], total: int) -> None:
+    """Make the categories add up to what the allocator counted: it rounds up, and holds what the watch did not see made."""
+    difference = total - sum(live.values())
+    live["temporary"] += difference
+    if live["temporary"] < 0:
+        live["activations"] = max(0, live["activations"] + live["temporary"])
+        live["temporary"] = 0
