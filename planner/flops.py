@@ -6,12 +6,13 @@ import logging
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dsplan.planner.weightless import Inputs
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -56,30 +57,30 @@ class Flops:
         return sum(self.units)
 
 
-def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], batch: Any) -> Flops:
-    """FLOPs of one forward of a model on device meta, per unit. batch: a tuple or dict of its inputs, on meta too.
+def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
+    """FLOPs of one forward of a model on device meta, per unit. Its inputs are on meta too.
 
     Attention counts as a full square of the sequence, causal or not. An operator that multiplies matrices and has no
     handle is named in the notes.
     """
     try:
         repeats = Repeats(blocks)
-        macs, unknown = _by_fvcore(model, batch, repeats)
+        macs, unknown = _by_fvcore(model, inputs, repeats)
         if repeats.unsure:
-            macs, unknown = _by_fvcore(model, batch, Repeats(()))
+            macs, unknown = _by_fvcore(model, inputs, Repeats(()))
     except Exception:
-        return counted_flops(model, blocks, batch)
+        return counted_flops(model, blocks, inputs)
     notes = [f"FLOPs: {name} ({count} times) has no formula and counts as 0" for name, count in sorted(unknown.items())]
     return _flops(lambda name: macs.get(name, 0.0), blocks, FVCORE, notes)
 
 
-def counted_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], batch: Any) -> Flops:
+def counted_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
     """The same by torch's FlopCounterMode, on device meta: for models that cannot be traced by torch.jit."""
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), _MetaConvolutions():
-            _call(model, batch)
+            inputs.feed(model)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Flops(
@@ -102,17 +103,13 @@ def _flops(
     return Flops((FLOPS_PER_MAC * macs("") - sum(inside), *inside), source, tuple(notes))
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
-    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
-
-
 class _Positional(nn.Module):
     """The model behind tensors alone, in order, as torch.jit wants it."""
 
-    def __init__(self, model: nn.Module, batch: Any):
+    def __init__(self, model: nn.Module, inputs: Inputs):
         super().__init__()
         self.model = model
-        self.leaves, self.spec = tree_flatten(batch)
+        self.leaves, self.spec = tree_flatten(inputs)
         self.places = [index for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = tuple(self.leaves[index] for index in self.places)
 
@@ -120,15 +117,15 @@ class _Positional(nn.Module):
         leaves = list(self.leaves)
         for index, tensor in zip(self.places, tensors, strict=True):
             leaves[index] = tensor
-        output = _call(self.model, tree_unflatten(leaves, self.spec))
+        output = tree_unflatten(leaves, self.spec).feed(self.model)
         return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
 
-def _by_fvcore(model: nn.Module, batch: Any, repeats: Repeats) -> tuple[dict[str, float], dict[str, int]]:
+def _by_fvcore(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[dict[str, float], dict[str, int]]:
     """(multiply-adds by module name, matrix operators without a formula)."""
     from fvcore.nn import FlopCountAnalysis
 
-    positional = _Positional(model, batch)
+    positional = _Positional(model, inputs)
     analysis = FlopCountAnalysis(positional, positional.tensors)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     analysis.set_op_handle(**HANDLES)

@@ -11,7 +11,7 @@ from dsplan.planner.kernels import GpuKernels
 from dsplan.planner.load import ModelSubject, Subject, user_code
 from dsplan.planner.splitting import Splitting, splitting
 from dsplan.planner.timeline import Timeline, params_by_unit
-from dsplan.planner.weightless import DTYPES, compute_dtype, fakes, lent_weights, metas, stand_in
+from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, metas, stand_in
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem
@@ -118,9 +118,9 @@ def _flops(
     """Counted once in bf16, since the fused experts' meta kernel takes nothing else; precision changes no count."""
     key = (micro_batch, seq_len)
     if key not in subject.flops:
-        batch = sample(subject, micro_batch, seq_len)
+        inputs = inputs_of(sample(subject, micro_batch, seq_len))
         with lent_weights(subject.module, metas(torch.bfloat16)):
-            found = forward_flops(subject.module, blocks, stand_in(batch, metas(torch.bfloat16)))
+            found = forward_flops(subject.module, blocks, stand_in(inputs, metas(torch.bfloat16)))
         subject.flops[key] = found
     return subject.flops[key]
 
@@ -131,6 +131,11 @@ def sample(subject: ModelSubject, micro_batch: int, seq_len: int | None) -> Any:
     with torch.device("meta"):
         batch = subject.sample_batch(micro_batch, seq_len)
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def inputs_of(batch: Any) -> Inputs:
+    """A tuple is positional, a dict is by keyword."""
+    return Inputs((), batch) if isinstance(batch, dict) else Inputs(tuple(batch), {})
 
 
 def sequence_length(batch: Any) -> int | None:
@@ -158,8 +163,9 @@ def _segments(
         timeline = Timeline(module, [block for _, block in blocks], rules.roles)
         apply_recompute(module, recompute)  # type: ignore[arg-type]
         with user_code(subject.file, "the model raised"), mode, GpuKernels(), timeline:
-            timeline.start([leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)])
-            output = module(**batch) if isinstance(batch, dict) else module(*batch)
+            inputs = inputs_of(batch)
+            timeline.start(inputs.tensors)
+            output = inputs.feed(module)
             loss, notes = _loss(subject, output, batch)
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
