@@ -76,7 +76,11 @@ def load_subject(
     if kind == "script":
         from dsplan.planner.capture import ScriptSubject
 
-        return ScriptSubject.of(path, script_args, seq_len, trace_timeout_seconds)
+        if seq_len is not None:
+            raise Problem(
+                f"--seq-len is given, but {model} is a script, which feeds sequences of its own length; pass its own option after --"
+            )
+        return ScriptSubject(path, script_args, trace_timeout_seconds)
     if script_args:
         raise Problem(f"arguments after -- go to a training script, but {model} is a model file; use --set name=value")
     return _load_file(path, name, sets or {}, seq_len)
@@ -225,12 +229,12 @@ def user_code(path: Path | None, what: str) -> Iterator[None]:
     except Problem:
         raise
     except (Exception, SystemExit) as error:
-        where, text = _blame(error, path)
+        where, text = blame(error, path)
         reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
         raise Problem(f"{where}{what}: {reason}", user_traceback=text) from error
 
 
-def _blame(error: BaseException, path: Path | None) -> tuple[str, str]:
+def blame(error: BaseException, path: Path | None) -> tuple[str, str]:
     """("file:line: ", the traceback from the user's first frame on)."""
     frames = traceback.extract_tb(error.__traceback__)
     target = str(path.resolve()) if path is not None else None

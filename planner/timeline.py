@@ -45,6 +45,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, units: Sequence[nn.Module], roles: Mapping[nn.Module, int]):
         super().__init__()
         self._model = model
+        self.notes: list[str] = []
         self._params = [[param for _, param in held] for held in params_by_unit(model, units)]
         self._phase: TracePhase = "forward"
         self._frames = [_Frame(0)]
@@ -119,6 +120,8 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled under it, and the wrapper costs a third of the trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._normal_value(args[0])
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two of three calls
         unit, place = self._where()
@@ -126,6 +129,13 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             self._cut(unit)
         self.category = "split" if place in _MADE_SPLIT[self._phase] else "other"
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _normal_value(self, tensor: torch.Tensor) -> bool | int | float:
+        """What `.item()` says, since fake tensors hold no values: finite, no overflow."""
+        self.notes.append("a tensor's value is read (.item(), if tensor: ...); 1.0, 0 or False stood for it")
+        if tensor.dtype is torch.bool:
+            return False
+        return 1.0 if tensor.is_floating_point() else 0
 
     def _where(self) -> tuple[int, int]:
         if self._phase == "forward" or len(self._frames) > 1:  # in backward: a block that is computed again

@@ -42,7 +42,7 @@ def trace(
             from dsplan.planner.capture import ScriptSubject, capture
 
             assert isinstance(subject, ScriptSubject)
-            subject.traces[key] = capture(subject, precision, recompute, micro_batch, seq_len)
+            subject.traces[key] = capture(subject, precision, recompute, micro_batch)
     return subject.traces[key]
 
 
@@ -169,7 +169,7 @@ def _segments(
             loss, notes = _loss(subject, output, batch)
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
-        return timeline.segments(), notes
+        return timeline.segments(), [*notes, *timeline.notes]
 
 
 def _loss(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:

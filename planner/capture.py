@@ -1,0 +1,131 @@
+"""A training script -> its trace: run unchanged in a child process, on a stand-in for deepspeed, up to the first backward."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsplan.planner.load import TRACE_TIMEOUT_SECONDS, Subject
+from dsplan.schemas.plan import OptimizerSpec
+from dsplan.schemas.problem import Problem
+from dsplan.schemas.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """What one run of the script told: its trace, and what it hands to `initialize` and feeds."""
+
+    trace: Trace
+    config: dict[str, Any] | None
+    optimizer: OptimizerSpec | None
+    micro_batch: int | None
+
+
+class ScriptSubject(Subject):
+    """A training script. Its config, optimizer and micro_batch are known after a first run, which asking for them starts."""
+
+    def __init__(self, path: Path, script_args: Sequence[str] = (), timeout_seconds: float = TRACE_TIMEOUT_SECONDS):
+        self._first: Capture | None = None
+        super().__init__(source=str(path), kind="script")
+        self.path = path
+        self.script_args = tuple(script_args)
+        self.timeout_seconds = timeout_seconds
+
+    @property
+    def first(self) -> Capture:
+        """The script as it is: its own precision and batch."""
+        if self._first is None:
+            self._first = run_script(self, {"precision": None, "recompute": None, "micro_batch": None})
+        return self._first
+
+    def _from_first(name: str) -> Any:  # type: ignore[misc]
+        def read(self: ScriptSubject) -> Any:
+            return getattr(self.first, name)
+
+        def ignore(self: ScriptSubject, value: Any) -> None:
+            """The fields of the base class have no say here."""
+
+        return property(read, ignore)
+
+    config = _from_first("config")
+    optimizer = _from_first("optimizer")
+    micro_batch = _from_first("micro_batch")
+    del _from_first
+
+
+def capture(subject: ScriptSubject, precision: str | None, recompute: str | None, micro_batch: int | None) -> Trace:
+    """The trace of a script at this precision, recompute policy and micro_batch; None: the script's own."""
+    own = subject.first
+    asked = (precision or own.trace.precision, recompute or own.trace.recompute, micro_batch or own.micro_batch)
+    if asked == (own.trace.precision, own.trace.recompute, own.micro_batch):
+        return own.trace
+    request = {
+        "precision": asked[0],
+        "recompute": asked[1],
+        "micro_batch": None if asked[2] == own.micro_batch else asked[2],
+    }
+    return run_script(subject, request).trace
+
+
+def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
+    """One run in a child. What the script prints is kept out of our stdout."""
+    with tempfile.TemporaryDirectory(prefix="dsplan-") as folder:
+        answer_file, output_file = Path(folder, "answer.json"), Path(folder, "output.txt")
+        full = {**request, "script": str(subject.path), "answer": str(answer_file)}
+        command = [sys.executable, "-m", "dsplan.planner.capture_child", json.dumps(full), *subject.script_args]
+        with output_file.open("wb") as output:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                code = child.wait(subject.timeout_seconds)
+            except subprocess.TimeoutExpired:
+                raise Problem(
+                    f"{subject.source}: no engine.backward() within {subject.timeout_seconds:g} s; give it less to do before "
+                    "its first step (arguments go after --), or raise the limit with --trace-timeout"
+                ) from None
+            finally:
+                _end(child)
+        printed = output_file.read_text(errors="replace")
+        if not answer_file.exists():
+            raise _died(subject.source, code, printed)
+        answer = json.loads(answer_file.read_text())
+    if "problem" in answer:
+        raise Problem(answer["problem"], user_traceback=answer.get("user_traceback"))
+    optimizer = answer["optimizer"]
+    return Capture(
+        trace=Trace.from_json(answer["trace"]),
+        config=answer["config"],
+        optimizer=OptimizerSpec(**optimizer) if optimizer else None,
+        micro_batch=answer["micro_batch"],
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The child and what it started (data workers) are gone afterwards."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _died(source: str, code: int, printed: str) -> Problem:
+    tail = "\n".join(printed.strip().splitlines()[-20:])
+    if code < 0:
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else ""
+        hint = "; often the host is out of memory" if code == -signal.SIGKILL else ""
+        return Problem(
+            f"{source}: killed by signal {-code} ({name}) before its first engine.backward(){hint}",
+            user_traceback=tail or None,
+        )
+    return Problem(
+        f"{source}: ended with exit code {code} before its first engine.backward()", user_traceback=tail or None
+    )

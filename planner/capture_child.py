@@ -1,0 +1,317 @@
+"""The child of a capture: `python -m dsplan.planner.capture_child REQUEST [SCRIPT ARGS...]`; answers in a JSON file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dsplan.runtime
+import torch
+import torch.distributed as dist
+from dsplan.planner.captured import Captured, Engine, Recording, init_distributed, initialize
+from dsplan.planner.load import blame
+from dsplan.planner.weightless import parameters_on_meta
+from dsplan.schemas.problem import Problem
+from torch import nn
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    script = request["script"]
+    answer_file = Path(request["answer"])
+    answer: dict[str, Any]
+    try:
+        answer = _run(
+            script,
+            sys.argv[2:],
+            Recording(**{key: request[key] for key in ("precision", "recompute", "micro_batch")}, source=script),
+        )
+    except Problem as problem:
+        answer = {"problem": str(problem), "user_traceback": problem.user_traceback}
+    answer_file.write_text(json.dumps(answer))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # data workers, threads and exit handlers of the script have nothing left to do
+
+
+def _run(script: str, arguments: Sequence[str], recording: Recording) -> dict[str, Any]:
+    sys.path[0] = str(Path(script).resolve().parent)
+    sys.argv = [script, *arguments]
+    _as_under_a_launcher()
+    _stand_in_for_deepspeed(recording)
+    _without_gpu()
+    _small_loaders()
+    sys.meta_path.insert(0, _WhenImported("transformers.modeling_utils", _from_config))
+    warnings.simplefilter("ignore")
+    try:
+        with parameters_on_meta():
+            runpy.run_path(script, run_name="__main__")
+    except Captured as captured:
+        return captured.answer
+    except Problem:
+        raise
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            raise Problem(_unfinished(script, recording, "exits")) from None
+        where, text = blame(error, Path(script))
+        reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+        if isinstance(error, SystemExit):
+            reason = f"it exits with code {error.code}; arguments of the script go after --"
+        raise Problem(f"{where or f'{script}: '}the script raised {reason}", user_traceback=text) from error
+    raise Problem(_unfinished(script, recording, "ends"))
+
+
+def _unfinished(script: str, recording: Recording, verb: str) -> str:
+    if not recording.initialized:
+        return (
+            f"{script} has no build_model() and {verb} without a call of deepspeed.initialize(); give a model file that has "
+            "build_model(), or a script that trains with DeepSpeed"
+        )
+    return (
+        f"{script} {verb} after deepspeed.initialize() without a call of engine.backward(); let it make at least one "
+        "training step (arguments of the script go after --)"
+    )
+
+
+def _as_under_a_launcher() -> None:
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    for name, value in alone.items():
+        os.environ.setdefault(name, value)
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        init_distributed()
+
+    dist.init_process_group = init_process_group
+
+
+def _stand_in_for_deepspeed(recording: Recording) -> None:
+    """`import deepspeed` finds the bundled stand-in, whose initialize (and dsplan.runtime's) records."""
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        return initialize(recording, *args, **kwargs)
+
+    for name, value in (("initialize", record), ("Engine", Engine), ("init_distributed", init_distributed)):
+        setattr(dsplan.runtime, name, value)
+    assert dsplan.runtime.__file__ is not None
+    sys.path.insert(1, str(Path(dsplan.runtime.__file__).parent / "stand_in"))
+    sys.meta_path.append(_AnySubmodule())
+    sys.meta_path.insert(0, _WhenImported("deepspeed", _anything_else))
+
+
+class _Anything:
+    """Stands for what the stand-in lacks: can be called, subclassed, entered and asked for more."""
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) else self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _anything(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if name == "PipelineModule":
+        raise Problem(
+            "the script trains a PipelineModule, which is not traced yet; give a model file with build_model()"
+        )
+    if name in ("checkpoint", "checkpointing"):
+        return (
+            torch.utils.checkpoint.checkpoint
+            if name == "checkpoint"
+            else importlib.import_module("deepspeed.checkpointing")
+        )
+    return type(name, (_Anything,), {}) if name[:1].isupper() else _Anything()
+
+
+def _anything_else(module: types.ModuleType) -> None:
+    module.__getattr__ = _anything  # type: ignore[method-assign]
+
+
+class _AnySubmodule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """deepspeed.X that the stand-in lacks is an empty module that has everything."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith("deepspeed."):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        _anything_else(module)
+
+
+class _WhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls `then(module)` right after a module has been imported."""
+
+    def __init__(self, name: str, then: Callable[[types.ModuleType], None]):
+        self._name = name
+        self._then = then
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._loader = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._then(module)
+
+    def __getattr__(self, name: str) -> Any:  # get_filename, is_package, ...: the true loader's affair
+        return getattr(self.__dict__["_loader"], name)
+
+
+def _from_config(modeling_utils: Any) -> None:
+    """from_pretrained builds from the config: weights decide no byte."""
+
+    def from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:
+        if config is None:
+            config = cls.config_class.from_pretrained(name)
+        for key in ("attn_implementation", "_attn_implementation"):
+            if key in options:
+                config._attn_implementation = options[key]
+        return cls(config)
+
+    modeling_utils.PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]
+
+
+def _without_gpu() -> None:
+    """A script that asks for its GPU gets the cpu, where the fake tensors are."""
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    torch.cuda.set_device = lambda *_: None
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.device_count = lambda: 1
+
+    tensor_to, module_to = torch.Tensor.to, nn.Module.to
+
+    def placed(original: Any) -> Any:
+        def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+            args = tuple(_cpu(value) for value in args if not (_is_place(value) and _is_meta(self)))
+            kwargs = {key: _cpu(value) for key, value in kwargs.items() if not (key == "device" and _is_meta(self))}
+            kwargs.pop("non_blocking", None)
+            return original(self, *args, **kwargs) if args or kwargs else self
+
+        return to
+
+    torch.Tensor.to = placed(tensor_to)  # type: ignore[method-assign]
+    nn.Module.to = placed(module_to)  # type: ignore[method-assign]
+    for name in (
+        "tensor",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "rand",
+        "randn",
+        "randint",
+        "arange",
+        "zeros_like",
+        "ones_like",
+    ):
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+
+    start = torch.amp.autocast_mode.autocast.__init__
+
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        start(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    torch.amp.autocast_mode.autocast.__init__ = init  # type: ignore[method-assign]
+    optimizer: Any = importlib.import_module("torch.optim.optimizer")
+    optimizer._get_fused_kernels_supported_devices = lambda: ["cuda", "cpu", "meta"]
+
+
+def _is_place(value: Any) -> bool:
+    return (isinstance(value, (torch.device, int)) and not isinstance(value, bool)) or (isinstance(value, str))
+
+
+def _is_meta(holder: Any) -> bool:
+    """Whether it holds parameters on meta, which cannot be moved and need not be."""
+    if isinstance(holder, torch.Tensor):
+        return holder.is_meta
+    return any(param.is_meta for param in holder.parameters())
+
+
+def _cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    if isinstance(value, str) and value.startswith("cuda"):
+        return "cpu"
+    return value
+
+
+def _on_cpu(factory: Any) -> Any:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = "cpu" if isinstance(kwargs["device"], int) else _cpu(kwargs["device"])
+        return factory(*args, **kwargs)
+
+    return made
+
+
+def _small_loaders() -> None:
+    """Data loaders run in this process: one batch is all that is drawn."""
+    from torch.utils.data import DataLoader
+
+    start = DataLoader.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in (
+            "num_workers",
+            "prefetch_factor",
+            "persistent_workers",
+            "pin_memory",
+            "timeout",
+            "worker_init_fn",
+            "multiprocessing_context",
+        ):
+            kwargs.pop(name, None)
+        start(self, *args, **kwargs)
+
+    DataLoader.__init__ = init  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

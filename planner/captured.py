@@ -1,0 +1,331 @@
+"""What a script's `initialize` gives it during a capture: an engine that records one forward and backward, then stops."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from dsplan.planner.flops import forward_flops
+from dsplan.planner.kernels import GpuKernels
+from dsplan.planner.splitting import splitting
+from dsplan.planner.timeline import Timeline
+from dsplan.planner.tracer import assemble, sequence_length
+from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, metas, stand_in
+from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.recompute import apply_recompute
+from dsplan.schemas.config import DsConfig, optimizer_spec, read_config
+from dsplan.schemas.jsonfile import load_config_file
+from dsplan.schemas.plan import OPTIMIZER_STATES, Kernel, OptimizerSpec
+from dsplan.schemas.problem import Problem
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+
+class Captured(BaseException):
+    """Unwinds the script at its first backward. Not an Exception, so that no handler of the script stops it."""
+
+    def __init__(self, answer: dict[str, Any]):
+        super().__init__("captured")
+        self.answer = answer
+
+
+@dataclass
+class Recording:
+    """What is asked of this run (None: the script's own), and whether `initialize` was called."""
+
+    source: str
+    precision: str | None
+    recompute: str | None
+    micro_batch: int | None
+    initialized: bool = False
+
+
+def init_distributed(*_: Any, **__: Any) -> None:
+    """A process group of one rank in which nothing is sent."""
+    if not dist.is_initialized():
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        original = dist.distributed_c10d.init_process_group
+        original("fake", store=FakeStore(), rank=0, world_size=1)
+
+
+def initialize(
+    recording: Recording,
+    args: Any = None,
+    model: Any = None,
+    optimizer: Any = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Any = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[Engine, Any, Any, Any]:
+    """(engine, optimizer, dataloader, lr_scheduler), as deepspeed.initialize gives them."""
+    recording.initialized = True
+    if not isinstance(model, nn.Module):
+        raise Problem(
+            f"{recording.source}: initialize() was given {type(model).__name__} as model, but needs a torch.nn.Module"
+        )
+    init_distributed()
+    raw = _config(config if config is not None else config_params, args)
+    ds_config = read_config(raw, f"{recording.source} (its configuration)")
+    if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(list(model_parameters) if model_parameters is not None else model.parameters())
+    spec, notes = _optimizer(optimizer, ds_config)
+    engine = Engine(recording, model, raw, ds_config, spec, notes)
+    client = optimizer if optimizer is not None else _stub_optimizer(model)
+    scheduler = lr_scheduler(client) if callable(lr_scheduler) and not hasattr(lr_scheduler, "step") else lr_scheduler
+    engine.optimizer, engine.lr_scheduler = client, scheduler
+    loader = None
+    if training_data is not None:
+        micro_batch = ds_config.micro_batch if isinstance(ds_config.micro_batch, int) else 1
+        loader = torch.utils.data.DataLoader(training_data, batch_size=micro_batch, collate_fn=collate_fn)
+    engine.training_dataloader = loader
+    return engine, client, loader, scheduler
+
+
+def _config(config: Any, args: Any) -> dict[str, Any]:
+    if config is None:
+        config = getattr(args, "deepspeed_config", None)
+    if config is None:
+        raise Problem("the script calls initialize() without a configuration; pass config= or --deepspeed_config")
+    if isinstance(config, (str, Path)):
+        return load_config_file(config)
+    if not isinstance(config, Mapping):
+        raise Problem(
+            f"the script gives initialize() a {type(config).__name__} as config, but it must be a path or a dict"
+        )
+    return dict(config)
+
+
+def _optimizer(optimizer: Any, config: DsConfig) -> tuple[OptimizerSpec | None, list[str]]:
+    if optimizer is None:
+        return optimizer_spec(config), []
+    names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
+    names = [name.removeprefix("deepspeed").removeprefix("fused").removeprefix("cpu") for name in names]
+    known = next((name for name in names if name in OPTIMIZER_STATES), None)
+    if known is None:
+        return None, [f"the optimizer {type(optimizer).__name__} is not known; its states count as AdamW's"]
+    group = optimizer.param_groups[0]
+    kernel: Kernel = "foreach"  # torch's choice on a GPU where nothing is said
+    if group.get("fused") or names[0] != type(optimizer).__name__.lower():
+        kernel = "fused"
+    elif group.get("foreach") is False:
+        kernel = "for-loop"
+    return OptimizerSpec(name=known, momentum=bool(group.get("momentum")), kernel=kernel), []
+
+
+def _stub_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        [param for param in model.parameters() if param.requires_grad] or [nn.Parameter(torch.zeros(1))], lr=1e-3
+    )
+
+
+class Engine(nn.Module):
+    """Records from its first call under autograd on. backward() ends the script."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        model: nn.Module,
+        raw: dict[str, Any],
+        config: DsConfig,
+        spec: OptimizerSpec | None,
+        notes: list[str],
+    ):
+        super().__init__()
+        self.module = model
+        self.config = raw
+        self.optimizer: Any = None
+        self.lr_scheduler: Any = None
+        self.training_dataloader: Any = None
+        self.global_rank, self.local_rank, self.world_size = 0, 0, 1
+        self.device = torch.device("cpu")
+        self.global_steps = self.micro_steps = 0
+        self._recording = recording
+        self._ds_config = config
+        self._optimizer_spec = spec
+        self._notes = notes
+        self._precision = recording.precision or config.precision
+        self._recompute = recording.recompute or config.recompute
+        self._dtype = DTYPES[self._precision]
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._stand = fakes(self._mode, self._dtype)
+        self._blocks = find_blocks(model)
+        self._rules = splitting(model, self._blocks)
+        self._open = contextlib.ExitStack()
+        self._timeline: Timeline | None = None
+        self._inputs: Inputs | None = None
+        self._fed: int | None = None
+        self._open.enter_context(lent_weights(model, self._stand))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = Inputs(args, kwargs)
+        if self._timeline is None:
+            self._fed = _batch_of(given)
+            resize = _Resize(self._mode, self._fed, self._recording.micro_batch)
+            inputs = resize.convert(given)
+            cast = tree_map(lambda leaf: self._cast(leaf), inputs)
+            self._inputs = cast
+            self._timeline = Timeline(self.module, [block for _, block in self._blocks], self._rules.roles)
+            apply_recompute(self.module, self._recompute)  # type: ignore[arg-type]
+            for context in (resize, self._mode, GpuKernels(), self._timeline):
+                self._open.enter_context(context)
+            self._timeline.start(cast.tensors)
+        else:
+            cast = tree_map(lambda leaf: self._cast(leaf), given)
+        output = cast.feed(self.module)
+        return output
+
+    def _cast(self, leaf: Any) -> Any:
+        """Floats in the compute dtype; as they arrive, so that what is cast costs nothing."""
+        if not isinstance(leaf, torch.Tensor) or compute_dtype(leaf, self._dtype) == leaf.dtype:
+            return leaf
+        return self._stand(leaf) if isinstance(leaf, FakeTensor) and leaf.grad_fn is None else leaf.to(self._dtype)
+
+    def backward(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
+        source = self._recording.source
+        if self._timeline is None or self._inputs is None:
+            raise Problem(f"{source}: engine.backward() comes before the engine was called; call engine(inputs) first")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise Problem(
+                f"{source}: engine.backward() was given {_shape(loss)}, but needs a scalar loss that depends on the model"
+            )
+        self._timeline.run_backward(loss)
+        segments = self._timeline.segments()
+        self._open.close()
+        with lent_weights(self.module, metas(torch.bfloat16)):
+            flops = forward_flops(self.module, self._blocks, stand_in(self._inputs, metas(torch.bfloat16)))
+        micro_batch = self._recording.micro_batch or self._fed
+        trace = assemble(
+            source,
+            self.module,
+            self._blocks,
+            self._rules,
+            flops,
+            segments,
+            self._precision,
+            self._recompute,
+            micro_batch,
+            sequence_length(self._inputs),
+            [*self._notes, *self._rules.notes, *flops.notes, *self._timeline.notes],
+        )
+        raise Captured(
+            {
+                "trace": trace.to_json(),
+                "config": _plain(self.config),
+                "optimizer": asdict(self._optimizer_spec) if self._optimizer_spec else None,
+                "micro_batch": self._fed,
+            }
+        )
+
+    def step(self, *_: Any, **__: Any) -> None:
+        raise Problem(f"{self._recording.source}: engine.step() comes before the first engine.backward(loss)")
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._ds_config.accumulation if isinstance(self._ds_config.accumulation, int) else 1
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        if isinstance(self._ds_config.micro_batch, int):
+            return self._ds_config.micro_batch
+        whole = self._ds_config.train_batch_size
+        return whole // self.gradient_accumulation_steps() if isinstance(whole, int) else 1
+
+    def train_batch_size(self) -> int:
+        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return self.gradient_accumulation_steps() == 1
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        pass
+
+    def zero_optimization_stage(self) -> int:
+        return self._ds_config.zero_stage
+
+    def fp16_enabled(self) -> bool:
+        return self._ds_config.precision == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._ds_config.precision == "bf16"
+
+    def load_checkpoint(self, *_: Any, **__: Any) -> tuple[None, dict[str, Any]]:
+        return None, {}
+
+    def save_checkpoint(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+
+class _Resize(TorchFunctionMode):
+    """Real tensors that meet the recorded step become fake; those of the fed batch at the asked micro_batch.
+
+    A tensor belongs to the batch where its first dim is the fed batch. One that merely holds the batch in a product
+    (labels that were flattened before) is left, and refused by name where the step then fails.
+    """
+
+    def __init__(self, mode: FakeTensorMode, fed: int | None, asked: int | None):
+        super().__init__()
+        self._mode = mode
+        self._fed = fed
+        self._asked = asked
+        self._memo: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def convert(self, value: Any) -> Any:
+        return tree_map(self._one, value)
+
+    def _one(self, leaf: Any) -> Any:
+        if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.is_meta:
+            return leaf
+        if id(leaf) not in self._memo:
+            shape = list(leaf.shape)
+            if self._asked is not None and shape and shape[0] == self._fed:
+                shape[0] = self._asked
+            with self._mode, torch.no_grad():
+                made = (
+                    torch.empty(shape, dtype=leaf.dtype, device="cpu")
+                    if shape != list(leaf.shape)
+                    else self._mode.from_tensor(leaf)
+                )
+            self._memo[id(leaf)] = (leaf, made)
+        return self._memo[id(leaf)][1]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self.convert(args), **self.convert(kwargs or {}))
+
+
+def _batch_of(inputs: Inputs) -> int | None:
+    return next((int(tensor.shape[0]) for tensor in inputs.tensors if tensor.dim() > 0), None)
+
+
+def _shape(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _plain(value: Any) -> Any:
+    """The config as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(member) for member in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
