@@ -71,14 +71,13 @@ def _run_script(script: str, arguments: list[str]) -> None:
 def _finish(orders: Orders, script: str) -> None:
     """The rank's record, once the script has ended well. Problem where it never made an engine."""
     initializing: Any = sys.modules.get("dsplan.runtime.initializing")
-    engines = initializing.engines if initializing is not None else []
-    if not engines:
+    meters = initializing.meters if initializing is not None else []
+    if not meters:
         raise Problem(
             f"{script} ended without calling deepspeed.initialize or dsplan.runtime.initialize, so nothing was trained "
             f"under {orders.source}"
         )
-    if engines[0].observer is not None:
-        engines[0].observer.write(Path(orders.folder))
+    meters[0].write(Path(orders.folder))
     import torch.distributed as dist
 
     if dist.is_initialized():

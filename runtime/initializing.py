@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dsplan.runtime.agreement import refuse_unequal_models
 from dsplan.runtime.data import build_loader
 from dsplan.runtime.engine import Engine, Parts
 from dsplan.runtime.groups import data_parallel_mesh, init_distributed, note, own_device
+from dsplan.runtime.meter import Meter
 from dsplan.runtime.optimizers import Renaming, build_optimizer
 from dsplan.runtime.orders import current_orders, lay_over
 from dsplan.runtime.recompute import apply_recompute
@@ -23,11 +23,12 @@ from dsplan.runtime.schedules import build_schedule, is_schedule
 from dsplan.runtime.zero import shard
 from dsplan.schemas import native_support
 from dsplan.schemas.config import Batch, DsConfig, read_config, resolve_batch
+from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.problem import Problem
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-engines: list[Engine] = []
-"""Every engine made in this process, in order: a launch asks whether the script made one."""
+meters: list[Meter] = []
+"""Under a launch, the meter of the first engine: whether there is one tells whether the script made an engine."""
 
 
 def initialize(
@@ -90,11 +91,9 @@ def initialize(
             strict=orders is not None and orders.strict,
         )
     )
-    engines.append(engine)
-    if orders is not None and len(engines) == 1:
-        from dsplan.runtime.meter import Meter
-
-        engine.observer = Meter(engine)
+    if orders is not None and not meters:
+        meters.append(Meter(engine))
+        engine.observer = meters[0]
     return engine, built, loader, schedule
 
 
@@ -148,22 +147,7 @@ def _read(given: Any) -> tuple[dict[str, Any], str]:
         return dict(given), "config"
     if not isinstance(given, (str, Path)):
         raise Problem(f"config is {type(given).__name__}, but must be a path or a dict")
-    return read_json(Path(given)), str(given)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a config file, JSON or DeepSpeed's hjson. Problem where it cannot be read."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise Problem(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise Problem(f"{path}: is not JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise Problem(f"{path}: must hold a JSON object")
-    return raw
+    return load_config_file(given), str(given)
 
 
 def _reduce_dtype(raw: Mapping[str, Any], compute_dtype: torch.dtype) -> torch.dtype | None:

@@ -17,6 +17,7 @@ from typing import Any
 from dsplan.reports.run_table import as_text
 from dsplan.runtime.orders import VARIABLE, Orders
 from dsplan.schemas import native_support
+from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import PlanFile
 from dsplan.schemas.problem import Problem
@@ -41,7 +42,7 @@ def launch(
     That is the code of the first rank that failed (128 + n for signal n), or 2 where the engine refused. Writes run.json
     into run_dir (default: here) and prints predicted beside measured. Problem where nothing could be started.
     """
-    raw = _read_target(target)
+    raw = load_config_file(target)
     plan = _plan(raw, target)
     config = plan.ds_config if plan else raw
     if plan and plan.recompute != "none":
@@ -80,12 +81,6 @@ def launch(
     path.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
     print(as_text((predicted or {}).get("memory"), ledgers), flush=True)
     return 0
-
-
-def _read_target(target: Path) -> dict[str, Any]:
-    from dsplan.runtime.initializing import read_json
-
-    return read_json(target)
 
 
 def _plan(raw: dict[str, Any], target: Path) -> PlanFile | None:

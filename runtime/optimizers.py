@@ -29,6 +29,7 @@ class Renaming:
         self._model = model
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._alive = list(model.parameters())  # so that no id is given away again
+        self._new: dict[str, nn.Parameter] = {}
 
     def close(self) -> None:
         """The model is sharded now: look the names up there from now on."""
@@ -37,9 +38,9 @@ class Renaming:
     def __call__(self, parameter: Any, where: str) -> nn.Parameter:
         name = self._names.get(id(parameter))
         if name is None:
-            for new in self._new.values():
-                if new is parameter:
-                    return new
+            for held in self._new.values():
+                if id(held) == id(parameter):  # a shard already
+                    return held
             shape = list(parameter.shape) if isinstance(parameter, torch.Tensor) else type(parameter).__name__
             raise Problem(f"{where} holds a parameter of shape {shape} that is not in the model; pass the model's own")
         return self._new[name]
@@ -72,15 +73,15 @@ def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
         group["params"] = [moved[parameter] for parameter in group["params"]]
     client.state.clear()
     for parameter, state in old_state.items():
-        client.state[moved[parameter]] = {key: _cut(value, parameter, moved[parameter]) for key, value in state.items()}
+        client.state[moved[parameter]] = {key: _cut(value, moved[parameter]) for key, value in state.items()}
     return client
 
 
-def _cut(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+def _cut(value: Any, new: torch.Tensor) -> Any:
     if (
         not isinstance(value, torch.Tensor)
         or not isinstance(new, DTensor)
-        or value.shape != old.shape
+        or value.shape != new.shape
         or not value.dim()
     ):
         return value
@@ -134,7 +135,8 @@ def torch_optimizer(named: Named) -> tuple[type[Optimizer], dict[str, Any]]:
         kind = "adamw" if kind == "adamw" or w_mode else "adam"
         if not torch_adam:
             options.setdefault("weight_decay", 0.0)
-        options["fused"] = True
+        if "foreach" not in options:
+            options["fused"] = True
     return getattr(torch.optim, BY_TORCH_NAME[kind]), _plain(options)
 
 

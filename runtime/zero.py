@@ -67,7 +67,7 @@ def shard(
     units: list[FSDPModule] = []
     done: set[nn.Module] = set()
     for module in [*_separable_blocks(model), model]:
-        _prepare(module, mesh, device, compute_dtype, done)
+        whole = _prepare(module, mesh, device, compute_dtype, done)
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce_dtype, cast_forward_inputs=module is model)
         if zero_stage == 0:
             replicate(module, mesh=mesh, mp_policy=policy)
@@ -75,6 +75,8 @@ def shard(
             fully_shard(
                 module, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3 and module is not model
             )
+        for parameter in whole:  # client code may hold the object still, but not its bytes
+            parameter.data = parameter.data.new_empty(0)
         assert isinstance(module, FSDPModule)
         units.append(module)
     return Sharded(model, tuple(units), zero_stage)
@@ -100,17 +102,23 @@ def _separable_blocks(model: nn.Module) -> list[nn.Module]:
 @torch.no_grad()
 def _prepare(
     module: nn.Module, mesh: DeviceMesh, device: torch.device, compute_dtype: torch.dtype, done: set[nn.Module]
-) -> None:
-    """Masters in fp32, float buffers in the compute dtype (as DeepSpeed casts the whole module), both rank 0's."""
-    fresh: list[torch.Tensor] = []
+) -> list[nn.Parameter]:
+    """Masters in fp32, float buffers in the compute dtype (as DeepSpeed casts the whole module), both rank 0's.
+
+    Gives the parameters of the modules that are not done yet, and takes these into `done`.
+    """
+    parameters: dict[nn.Parameter, None] = {}
+    buffers: dict[torch.Tensor, None] = {}
     for owner in module.modules():
         if owner in done:
             continue
         done.add(owner)
-        for tensors, dtype in ((owner._parameters, torch.float32), (owner._buffers, compute_dtype)):
-            for tensor in tensors.values():
-                if tensor is not None:
-                    wanted = dtype if tensor.is_floating_point() else tensor.dtype
-                    tensor.data = tensor.data.to(device=device, dtype=wanted).contiguous()
-                    fresh.append(tensor)
-    take_from_first_rank(fresh, mesh.get_group())
+        parameters |= dict.fromkeys(held for held in owner._parameters.values() if held is not None)
+        buffers |= dict.fromkeys(held for held in owner._buffers.values() if held is not None)
+    whole: list[torch.Tensor] = [*parameters, *buffers]
+    for tensor in whole:
+        dtype = torch.float32 if tensor in parameters else compute_dtype
+        wanted = dtype if tensor.is_floating_point() else tensor.dtype
+        tensor.data = tensor.data.to(device=device, dtype=wanted).contiguous()
+    take_from_first_rank(whole, mesh.get_group())
+    return list(parameters)

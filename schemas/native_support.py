@@ -1,12 +1,257 @@
-"""What the native engine makes of each key of a DeepSpeed JSON."""
+"""What the native engine makes of each key of a DeepSpeed JSON: carried out, without effect, or refused.
+
+The table holds what is not carried out; a key that it does not name is carried out, or unknown and lint's affair.
+Keys and defaults: DeepSpeed 0.19.8.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Level = Literal["error", "warning"]
+OFF: tuple[Any, ...] = (None, False, "auto", "none", {})
+"""Values with which nothing is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """refused: an error, since the run would not be what the file says. Else the key has no effect: a warning."""
+
+    refused: bool
+    reason: str
+    harmless: tuple[Any, ...] = ()
+    """Values beside OFF that ask for nothing: DeepSpeed's default, or what the engine does anyway."""
+
+
+def _refused(reason: str, *harmless: Any) -> Support:
+    return Support(True, reason, harmless)
+
+
+def _no_effect(reason: str, *harmless: Any) -> Support:
+    return Support(False, reason, harmless)
+
+
+FSDP_OWN = "no effect: FSDP2 gathers and reduces block by block, without buckets"
+LATER = "is not carried out by the native engine yet; remove it, or use --engine deepspeed"
+SILENT = "no effect: the native engine writes no such report"
+
+KEYS: dict[str, Support] = {
+    # the step
+    "managed_gradient_accumulation": _refused(LATER, True),
+    "prescale_gradients": _no_effect("no effect: it changes the rounding of a mean, and FSDP2 chooses that itself"),
+    "gradient_predivide_factor": _no_effect("no effect without prescale_gradients", 1),
+    "gradient_allreduce_op": _refused("only mean is carried out by the native engine", "mean"),
+    "seq_parallel_communication_data_type": _no_effect("no effect: there is no sequence parallelism", "fp32"),
+    "sequence_parallel_size": _refused("sequence parallelism " + LATER, 1),
+    "vocabulary_size": _no_effect("no effect"),
+    "steps_per_print": _no_effect(SILENT, float("inf")),
+    "dump_state": _no_effect(SILENT),
+    "wall_clock_breakdown": _no_effect(SILENT),
+    "memory_breakdown": _no_effect(SILENT),
+    "disable_python_gc": _no_effect("no effect: the garbage collector is left alone"),
+    # fp16, bf16, types
+    "fp16.fp16_master_weights_and_grads": _refused("masters are fp32 in the native engine; remove it"),
+    "bf16.immediate_grad_update": _no_effect("no effect: gradients are reduced as backward goes", True),
+    "bf16.bf16_master_weights_and_grads": _refused("masters are fp32 in the native engine; remove it"),
+    "bf16.bf16_optimizer_states": _refused("optimizer states are fp32 in the native engine; remove it"),
+    "data_types.grad_accum_dtype": _no_effect(
+        "no effect: the native engine accumulates in fp32 at stages 2 and 3, in the reduce dtype at stages 0 and 1"
+    ),
+    "data_types.param_dtype": _refused(LATER),
+    "data_types.buffer_dtype": _refused(LATER),
+    "data_types.keep_in_fp32_modules": _refused(LATER),
+    "torch_autocast": _refused("autocast " + LATER),
+    # ZeRO
+    "zero_optimization.contiguous_gradients": _no_effect(FSDP_OWN, True),
+    "zero_optimization.reduce_scatter": _no_effect("no effect: gradients are always reduce-scattered", True),
+    "zero_optimization.reduce_bucket_size": _no_effect(FSDP_OWN, 500_000_000),
+    "zero_optimization.allgather_bucket_size": _no_effect(FSDP_OWN, 500_000_000),
+    "zero_optimization.use_multi_rank_bucket_allreduce": _no_effect(FSDP_OWN, True),
+    "zero_optimization.overlap_comm": _no_effect("no effect: FSDP2 always overlaps", True),
+    "zero_optimization.round_robin_gradients": _no_effect(FSDP_OWN),
+    "zero_optimization.offload_param": _refused(LATER),
+    "zero_optimization.offload_optimizer": _refused(LATER),
+    "zero_optimization.cpu_offload": _refused(LATER),
+    "zero_optimization.cpu_offload_param": _refused(LATER),
+    "zero_optimization.cpu_offload_use_pin_memory": _no_effect("no effect without offload"),
+    "zero_optimization.zenflow": _refused(LATER),
+    "zero_optimization.sub_group_size": _no_effect("no effect: the optimizer steps over each shard", 1_000_000_000),
+    "zero_optimization.stage3_prefetch_bucket_size": _no_effect(FSDP_OWN, 50_000_000),
+    "zero_optimization.prefetch_bucket_size": _no_effect(FSDP_OWN, 50_000_000),
+    "zero_optimization.stage3_param_persistence_threshold": _no_effect(
+        "no effect: every parameter of a block is sharded, however small", 100_000
+    ),
+    "zero_optimization.param_persistence_threshold": _no_effect(
+        "no effect: every parameter of a block is sharded, however small", 100_000
+    ),
+    "zero_optimization.stage3_model_persistence_threshold": _no_effect(
+        "no effect: every parameter of a block is sharded, however small"
+    ),
+    "zero_optimization.stage3_max_live_parameters": _no_effect(
+        "no effect: one block, and the next one, are gathered at a time", 1_000_000_000
+    ),
+    "zero_optimization.max_live_parameters": _no_effect(
+        "no effect: one block, and the next one, are gathered at a time", 1_000_000_000
+    ),
+    "zero_optimization.stage3_max_reuse_distance": _no_effect("no effect: blocks are dropped after use", 1_000_000_000),
+    "zero_optimization.max_reuse_distance": _no_effect("no effect: blocks are dropped after use", 1_000_000_000),
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": _no_effect(
+        "no effect until checkpoints are carried out"
+    ),
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": _no_effect(
+        "no effect until checkpoints are carried out"
+    ),
+    "zero_optimization.stage3_module_granularity_threshold": _no_effect(FSDP_OWN, 0),
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params": _no_effect(FSDP_OWN),
+    "zero_optimization.stage3_allgather_sequential": _no_effect(FSDP_OWN),
+    "zero_optimization.load_from_fp32_weights": _no_effect("no effect until checkpoints are carried out", True),
+    "zero_optimization.elastic_checkpoint": _no_effect("no effect until checkpoints are carried out"),
+    "zero_optimization.legacy_stage1": _refused("was removed from DeepSpeed, and is not carried out here"),
+    "zero_optimization.parameter_alignment": _no_effect(FSDP_OWN),
+    "zero_optimization.zero_hpz_partition_size": _refused("hybrid sharding " + LATER, 1),
+    "zero_optimization.zero_quantized_weights": _refused("quantized communication " + LATER),
+    "zero_optimization.zero_quantized_nontrainable_weights": _refused("quantized communication " + LATER),
+    "zero_optimization.zero_quantized_gradients": _refused("quantized communication " + LATER),
+    "zero_optimization.mics_shard_size": _refused("hybrid sharding " + LATER, -1),
+    "zero_optimization.mics_hierarchical_params_gather": _refused("hybrid sharding " + LATER),
+    "zero_optimization.zeropp_loco_param": _refused("quantized communication " + LATER),
+    "zero_optimization.memory_efficient_linear": _no_effect("no effect", True),
+    "zero_optimization.save_muon_momentum_buffer_in_memory": _no_effect("no effect: Muon is not carried out"),
+    "zero_optimization.leaf_module": _no_effect("no effect: blocks are gathered whole"),
+    # optimizer and scheduler: their types are checked below
+    "optimizer.legacy_fusion": _no_effect("no effect"),
+    "optimizer.params.max_grad_norm": _refused("DeepSpeed refuses it too; write gradient_clipping at the top level"),
+    "optimizer.params.bias_correction": _refused("Adam without bias correction is not carried out", True),
+    # the rest
+    "activation_checkpointing": _no_effect(
+        'no effect: write {"dsplan": {"recompute": "full"}} to have the engine recompute each block'
+    ),
+    "tensor_parallel": _refused("tensor parallelism " + LATER),
+    "expert_parallel": _refused("expert parallelism " + LATER),
+    "pipeline": _no_effect("no effect: models are not cut into a pipeline yet"),
+    "compile": _refused("DeepCompile is DeepSpeed's own; remove it, or use --engine deepspeed"),
+    "compression_training": _refused(LATER),
+    "quantize_training": _refused(LATER),
+    "sparse_gradients": _refused(LATER),
+    "sparse_attention": _refused(LATER),
+    "amp": _refused("apex is not carried out; use fp16 or bf16"),
+    "eigenvalue": _refused(LATER),
+    "progressive_layer_drop": _refused(LATER),
+    "curriculum_learning": _refused(LATER),
+    "data_efficiency": _refused(LATER),
+    "elasticity": _refused(LATER),
+    "hybrid_engine": _refused("generation with ZeRO weights " + LATER),
+    "weight_quantization": _refused(LATER),
+    "autotuning": _no_effect("no effect: dsplan tune is the way"),
+    "flops_profiler": _no_effect("no effect: dsplan estimate counts FLOPs"),
+    "comms_logger": _no_effect("no effect: run.json lists the collectives"),
+    "tensorboard": _no_effect("no effect: the native engine has no monitors yet"),
+    "wandb": _no_effect("no effect: the native engine has no monitors yet"),
+    "csv_monitor": _no_effect("no effect: the native engine has no monitors yet"),
+    "comet": _no_effect("no effect: the native engine has no monitors yet"),
+    "timers": _no_effect(SILENT),
+    "aio": _no_effect("no effect without NVMe offload"),
+    "checkpoint": _no_effect("no effect until checkpoints are carried out"),
+    "datastates_ckpt": _refused(LATER),
+    "nebula": _refused(LATER),
+    "inference": _no_effect("no effect in training"),
+}
+
+OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta")
+SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+OFFLOADS = ("offload_param", "offload_optimizer")
+NEEDS_ENABLED = (
+    "torch_autocast", "expert_parallel", "amp", "eigenvalue", "progressive_layer_drop", "curriculum_learning",
+    "elasticity", "hybrid_engine", "autotuning", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor",
+    "comet", "nebula", "zero_optimization.zenflow",
+)  # fmt: skip
+"""Blocks that are off unless their `enabled` is true (zenflow has none: its presence switches it on)."""
 
 
 def reasons(raw_config: Mapping[str, Any]) -> list[tuple[str, Level, str]]:
-    return []
+    """(pointer, level, text) for everything in the file that the native engine does not carry out, in file order."""
+    found: list[tuple[str, Level, str]] = []
+    for path, value in _walk(raw_config, ()):
+        support = KEYS.get(".".join(path))
+        if support is not None and not _asks_for_nothing(path, value, support):
+            found.append((_pointer(path), "error" if support.refused else "warning", support.reason))
+    found += _types(raw_config)
+    return found
+
+
+def _walk(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key with its value. What lies inside a key of the table is judged with it."""
+    for key, member in value.items():
+        here = (*path, str(key))
+        yield here, member
+        if isinstance(member, Mapping) and ".".join(here) not in KEYS:
+            yield from _walk(member, here)
+
+
+def _asks_for_nothing(path: tuple[str, ...], value: Any, support: Support) -> bool:
+    if isinstance(value, bool):
+        return value is False or any(value is ok for ok in support.harmless)
+    if value in OFF or value in support.harmless:
+        return True
+    if not isinstance(value, Mapping):
+        return False
+    if path[-1] in OFFLOADS:
+        return value.get("device", "none") in OFF
+    if path == ("tensor_parallel",):
+        return value.get("autotp_size", 0) in (0, 1, None, "auto")
+    if path == ("compile",):
+        return value.get("deepcompile", False) in OFF
+    if path == ("data_efficiency",):
+        return not _anything_enabled(value)
+    if path == ("activation_checkpointing",):
+        return not any(member not in OFF for member in value.values())
+    return ".".join(path) in NEEDS_ENABLED and value.get("enabled", False) in OFF and path[-1] != "zenflow"
+
+
+def _anything_enabled(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return value.get("enabled") is True or any(_anything_enabled(member) for member in value.values())
+
+
+def _types(raw: Mapping[str, Any]) -> Iterator[tuple[str, Level, str]]:
+    """Names that the file gives in optimizer, scheduler and dsplan."""
+    optimizer = _name(raw, "optimizer", "type")
+    if optimizer is not None and optimizer.lower() not in [name.lower() for name in OPTIMIZERS]:
+        yield (
+            "/optimizer/type",
+            "error",
+            f"{optimizer} is not carried out by the native engine; use one of {', '.join(OPTIMIZERS)}, or pass an "
+            "optimizer object to initialize",
+        )
+    scheduler = _name(raw, "scheduler", "type")
+    if scheduler is not None and scheduler not in SCHEDULERS:
+        yield (
+            "/scheduler/type",
+            "error",
+            f"{scheduler} is not carried out by the native engine; use one of {', '.join(SCHEDULERS)}, or pass a torch "
+            "scheduler to initialize",
+        )
+    recompute = _name(raw, "dsplan", "recompute")
+    if recompute == "selective":
+        yield (
+            "/dsplan/recompute",
+            "error",
+            '"selective" is not carried out by the native engine yet; use "full" or "none"',
+        )
+    stages = raw.get("dsplan", {}).get("pipeline_stages") if isinstance(raw.get("dsplan"), Mapping) else None
+    if stages not in (None, 1):
+        yield "/dsplan/pipeline_stages", "error", "pipelines are not carried out by the native engine yet; use 1"
+
+
+def _name(raw: Mapping[str, Any], block: str, key: str) -> str | None:
+    member = raw.get(block)
+    value = member.get(key) if isinstance(member, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def _pointer(path: tuple[str, ...]) -> str:
+    """RFC 6901."""
+    return "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in path)

@@ -1,0 +1,213 @@
+"""What the engine does beside training right: skipping, schedules, refusals, notes."""
+
+import pytest
+from ranks import run_ranks
+
+FP16 = {"enabled": True, "initial_scale_power": 4, "hysteresis": 1, "loss_scale_window": 100}
+SCHEDULE = {
+    "type": "WarmupLR",
+    "params": {"warmup_min_lr": 0.1, "warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"},
+}
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all():
+    for weights_equal, scales, skipped, lrs in run_ranks(2, one_rank_overflows):
+        assert weights_equal == [True, False]  # the first step changes nothing, the second does
+        assert scales == [8.0, 8.0]
+        assert skipped == 1
+        assert lrs == pytest.approx([0.1, 0.1, 0.2])  # the schedule does not move on a skipped step
+
+
+def one_rank_overflows():
+    import torch
+    import torch.distributed as dist
+    from training import Net, batches
+
+    from dsplan.runtime import initialize
+
+    torch.manual_seed(0)
+    engine, _, _, schedule = initialize(
+        model=Net(),
+        config={
+            "train_micro_batch_size_per_gpu": 8,
+            "fp16": FP16,
+            "zero_optimization": {"stage": 3},
+            "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+            "scheduler": SCHEDULE,
+        },
+    )
+    [tokens] = batches(1)
+    equal, scales, lrs = [], [], []
+    for step in range(2):
+        before = [parameter.to_local().clone() for parameter in engine.parameters()]
+        factor = float("inf") if step == 0 and dist.get_rank() == 1 else 1.0
+        engine.backward(engine(tokens).float().square().mean() * factor)
+        engine.step()
+        lrs.append(engine.get_lr()[0])
+        after = [parameter.to_local() for parameter in engine.parameters()]
+        equal.append(all(map(torch.equal, before, after)))
+        scales.append(engine.loss_scale)
+    schedule.step()
+    return equal, scales, engine.skipped_steps, [*lrs, engine.get_lr()[0]][:3]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_that_are_not_numbers_never_reach_the_weights(precision):
+    assert run_ranks(1, weights_stay_finite, precision) == [(True, 1)]
+
+
+def weights_stay_finite(precision):
+    import torch
+    from training import Net, batches
+
+    from dsplan.runtime import initialize
+
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "optimizer": {"type": "AdamW"},
+        precision: {"enabled": True},
+    }
+    engine, _, _, _ = initialize(model=Net(), config=config)
+    [tokens] = batches(1)
+    engine.backward(engine(tokens).sum() * float("nan"))
+    engine.step()
+    return all(
+        torch.isfinite(parameter.to_local()).all().item() for parameter in engine.parameters()
+    ), engine.skipped_steps
+
+
+def test_a_model_in_half_precision_gets_masters_in_fp32_and_buffers_in_the_compute_dtype():
+    assert run_ranks(1, dtypes) == [({"torch.float32"}, "torch.bfloat16", "torch.bfloat16")]
+
+
+def dtypes():
+    from training import Net, batches
+
+    from dsplan.runtime import initialize
+
+    engine, _, _, _ = initialize(
+        model=Net().half(), config={"train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "SGD"}}
+    )
+    [tokens] = batches(1)
+    output = engine(tokens)
+    engine.backward(output.sum())
+    return {str(parameter.dtype) for parameter in engine.parameters()}, str(engine.offset.dtype), str(output.dtype)
+
+
+def test_ranks_that_hold_different_models_are_refused_with_the_rank_and_the_tensor():
+    for message in run_ranks(2, different_models):
+        assert message == (
+            "rank 1 holds another model than rank 0: weight is float32 [3, 5] there and float32 [3, 4] on rank 0; "
+            "build the same model on every rank"
+        )
+
+
+def different_models():
+    import torch
+    import torch.distributed as dist
+
+    from dsplan.runtime import initialize
+    from dsplan.schemas.problem import Problem
+
+    with pytest.raises(Problem) as caught:
+        initialize(model=torch.nn.Linear(4 + dist.get_rank(), 3), config={"train_batch_size": 2})
+    return str(caught.value)
+
+
+def test_every_key_that_is_not_carried_out_is_refused_at_once():
+    [message] = run_ranks(1, refusals)
+    assert "zero_optimization.offload_optimizer" in message
+    assert "optimizer.type: OneBitAdam" in message
+
+
+def refusals():
+    import torch
+
+    from dsplan.runtime import initialize
+    from dsplan.schemas.problem import Problem
+
+    config = {
+        "train_batch_size": 2,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "OneBitAdam"},
+    }
+    with pytest.raises(Problem) as caught:
+        initialize(model=torch.nn.Linear(4, 3), config=config)
+    return str(caught.value)
+
+
+def test_a_parameter_shared_by_two_blocks_stays_shared():
+    """Its gradient is the sum of both uses, as in plain torch."""
+    for engine_loss, plain_loss in run_ranks(2, shared_parameter):
+        assert engine_loss == pytest.approx(plain_loss, rel=1e-5)
+
+
+def shared_parameter():
+    import torch
+    from training import Net, batches, loss_of
+
+    from dsplan.runtime import initialize
+
+    def make():
+        torch.manual_seed(0)
+        net = Net()
+        net.blocks[2].up.weight = net.blocks[0].up.weight
+        return net
+
+    [tokens] = batches(1)
+    engine, _, _, _ = initialize(
+        model=make(),
+        config={
+            "train_batch_size": 16,
+            "gradient_clipping": 0.0,
+            "zero_optimization": {"stage": 3},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        },
+    )
+    plain = make()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for _ in range(3):
+        loss = loss_of(engine(tokens), tokens)
+        engine.backward(loss)
+        engine.step()
+        plain_loss = loss_of(plain(tokens), tokens)
+        plain_loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item(), plain_loss.item()
+
+
+def test_recompute_gives_the_same_losses():
+    from training import engine_losses
+
+    config = {"zero_optimization": {"stage": 3}, "gradient_clipping": 0.0}
+    plain = run_ranks(2, engine_losses, config, "sgd", 5)
+    assert run_ranks(2, engine_losses, {**config, "dsplan": {"recompute": "full"}}, "sgd", 5) == plain
+
+
+def test_an_evaluation_between_backward_and_step_does_not_freeze_what_it_gathered():
+    for before, after in run_ranks(2, evaluate_between):
+        assert after != before
+
+
+def evaluate_between():
+    import torch
+    from training import Net, batches
+
+    from dsplan.runtime import initialize
+
+    engine, _, _, _ = initialize(
+        model=Net(),
+        config={
+            "train_batch_size": 16,
+            "zero_optimization": {"stage": 1},
+            "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+        },
+    )
+    [tokens] = batches(1)
+    engine.backward(engine(tokens).square().mean())
+    with torch.no_grad():
+        before = engine(tokens).square().mean().item()
+    engine.step()
+    with torch.no_grad():
+        return before, engine(tokens).square().mean().item()
