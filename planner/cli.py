@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -338,18 +340,21 @@ def launch(
 
     Options go before PLAN_OR_CONFIG. Exit code: that of the first rank that failed; 2 for what we refuse.
     """
-    from dsplan.planner.launching import launch as run
+    if engine is EngineName.deepspeed:
+        raise Problem(
+            "launch --engine deepspeed is not carried out yet; run the script with DeepSpeed's own launcher and the plan's "
+            "ds_config.json"
+        )
+    from dsplan.runtime import launcher
 
-    code = run(
-        target,
-        script,
+    code = launcher.launch(
+        Path(target),
+        Path(script),
         context.args,
         ranks=ranks,
         strict=strict,
         script_config=script_config,
-        engine=engine.value if engine else None,
-        output=output,
-        as_json=format is TextOrJson.json,
+        run_dir=output,
     )
     raise typer.Exit(code)
 
@@ -406,7 +411,15 @@ def main() -> None:
     except KeyboardInterrupt:
         _error("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of our output went away
+        sys.stderr.close()
+        sys.exit(COULD_NOT_RUN)
+    except Exception as error:
+        if os.environ.get("DSPLAN_TRACEBACK"):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        _error(f"a fault of dsplan itself: {type(error).__name__}: {error} ({place}); DSPLAN_TRACEBACK=1 shows more")
         sys.exit(COULD_NOT_RUN)
 
 

@@ -14,6 +14,7 @@ from dsplan.planner.memory import device, ledger
 from dsplan.planner.settings import Flags, Settings, settle
 from dsplan.planner.timing import step_time
 from dsplan.planner.tracer import trace
+from dsplan.schemas import native_support
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import Companion, read_companion
 from dsplan.schemas.config import DsConfig, read_config
@@ -116,7 +117,7 @@ def settle_for(
         script_config=script_config,
         script_micro_batch=subject.micro_batch,
         script_optimizer=subject.optimizer,
-        hidden_size=subject.hidden_size,
+        hidden_size=getattr(subject, "hidden_size", None),
     )
 
 
@@ -155,17 +156,15 @@ def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
             runnable=runnable(plan),
             ledger=book,
         )
-    return _judged(
-        Row(
-            plan=plan,
-            level=book.level,
-            memory=device.memory(book, plan, cluster),
-            time=step_time(traced, plan, cluster),
-            verdict="unknown",
-            runnable=runnable(plan),
-            ledger=book,
-        ),
-        cluster,
+    memory, verdict = device.device_memory(book, plan, cluster)
+    return Row(
+        plan=plan,
+        level=book.level,
+        memory=memory,
+        time=step_time(traced, plan, cluster),
+        verdict=verdict,
+        runnable=runnable(plan),
+        ledger=book,
     )
 
 
@@ -174,23 +173,26 @@ def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:
     from dsplan.planner.rehearsal import rehearse
 
     book = rehearse(subject, row.plan)
-    memory = device.memory(book, row.plan, cluster)
-    return _judged(replace(row, level=book.level, memory=memory, ledger=book), cluster)
-
-
-def _judged(row: Row, cluster: Cluster) -> Row:
-    usable = cluster.gpu.usable_bytes if cluster.gpu else None
-    return replace(row, verdict=device.verdict(row.memory.device_bytes, row.memory.device_bytes_high, usable))
+    memory, verdict = device.device_memory(book, row.plan, cluster)
+    return replace(row, level=book.level, memory=memory, verdict=verdict, ledger=book)
 
 
 def runnable(plan: Plan) -> bool:
-    """Whether `dsplan launch` carries the plan out today."""
-    from dsplan.runtime import CARRIED_OUT
-
-    split = plan.layout.tp == plan.layout.pp == plan.layout.sp == plan.layout.dp_replicate == 1
+    """Whether the engine carries the plan out today: for native, by the same table that initialize and lint read."""
+    layout = plan.layout
+    if layout.tp > 1 or layout.pp > 1 or layout.sp > 1 or layout.dp_replicate > 1:
+        return False
     if plan.engine == "deepspeed":
-        return split
-    return split and plan.offload in CARRIED_OUT["offload"] and plan.recompute in CARRIED_OUT["recompute"]
+        return True
+    zero: dict[str, Any] = {"stage": plan.zero_stage}
+    if plan.offload != "none":
+        zero[f"offload_{plan.offload}"] = {"device": "cpu"}
+    config = {
+        "zero_optimization": zero,
+        "optimizer": {"type": plan.optimizer.name, "params": {}},
+        "dsplan": {"recompute": plan.recompute},
+    }
+    return all(severity != "error" for _, severity, _ in native_support.reasons(config))
 
 
 def engine_version(engine: str) -> str:

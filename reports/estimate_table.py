@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from dsplan.schemas.estimate import Estimate, Row
-from dsplan.schemas.units import count, gib, seconds
+from dsplan.schemas.units import count, flops, gib, seconds
 from tabulate import tabulate
 
 MOST_ROWS = 8
@@ -93,7 +93,7 @@ def _head(estimate: Estimate, rows: Sequence[Row]) -> str:
     flops = (
         "no sample batch"
         if model.forward_flops is None
-        else f"forward {count(model.forward_flops)}FLOP by {model.flops_source}"
+        else f"forward {flops(model.forward_flops)} by {model.flops_source}"
     )
     levels = " and ".join(dict.fromkeys(row.level for row in rows))
     optimizer = plan.optimizer.name + (" with momentum" if plan.optimizer.momentum else "")

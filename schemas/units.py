@@ -58,6 +58,14 @@ def count(number: int | float) -> str:
     return str(int(number))
 
 
+def flops(number: float) -> str:
+    """Floating-point operations with the SI prefix that suits: "292 GFLOP", "62.9 TFLOP"."""
+    for unit, name in ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}FLOP"
+    return f"{number:.0f} FLOP"
+
+
 def seconds(value: float | None) -> str:
     """Seconds with the unit that suits: "1.24 s", "312 ms", "45 us"; "-" where there is none."""
     if value is None:
