@@ -198,7 +198,9 @@ class _WhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._then(module)
 
     def __getattr__(self, name: str) -> Any:  # get_filename, is_package, ...: the true loader's affair
-        return getattr(self.__dict__["_loader"], name)
+        if "_loader" not in self.__dict__ or name.startswith("find_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
 
 def _from_config(modeling_utils: Any) -> None:

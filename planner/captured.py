@@ -190,6 +190,7 @@ class Engine(nn.Module):
             for context in (resize, self._mode, GpuKernels(), self._timeline):
                 self._open.enter_context(context)
             self._timeline.start(cast.tensors)
+            resize.timeline = self._timeline
         else:
             cast = tree_map(lambda leaf: self._cast(leaf), given)
         output = cast.feed(self.module)
@@ -290,6 +291,8 @@ class _Resize(TorchFunctionMode):
         self._fed = fed
         self._asked = asked
         self._memo: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.timeline: Timeline | None = None
+        self._true = WeakIdKeyDictionary()
 
     def convert(self, value: Any) -> Any:
         return tree_map(self._one, value)
@@ -308,10 +311,23 @@ class _Resize(TorchFunctionMode):
                     else self._mode.from_tensor(leaf)
                 )
             self._memo[id(leaf)] = (leaf, made)
+            if self.timeline is not None:  # labels, say: on the device before, though first seen now
+                self.timeline.add(made, "other")
         return self._memo[id(leaf)][1]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self.convert(args), **self.convert(kwargs or {}))
+        args, kwargs = self.convert(args), self.convert(kwargs or {})
+        if func in _VALUE and args[0] in self._true:
+            return True
+        result = func(*args, **kwargs)
+        if func in _FINITE or (func in _ALL and args[0] in self._true):
+            self._true[result] = None  # a normal step's loss is finite
+        return result
+
+
+_FINITE = (torch.isfinite, torch.Tensor.isfinite)
+_ALL = (torch.all, torch.Tensor.all)
+_VALUE = (torch.Tensor.__bool__, torch.Tensor.item)
 
 
 def _batch_of(inputs: Inputs) -> int | None:
