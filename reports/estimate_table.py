@@ -90,7 +90,7 @@ def as_json(estimate: Estimate) -> str:
 def _head(estimate: Estimate, rows: Sequence[Row]) -> str:
     model, plan = estimate.model, rows[0].plan
     frozen = "" if model.trainable_params == model.params else f", {count(model.trainable_params)} trainable"
-    flops = (
+    forward = (
         "no sample batch"
         if model.forward_flops is None
         else f"forward {flops(model.forward_flops)} by {model.flops_source}"
@@ -99,7 +99,7 @@ def _head(estimate: Estimate, rows: Sequence[Row]) -> str:
     optimizer = plan.optimizer.name + (" with momentum" if plan.optimizer.momentum else "")
     return (
         f"engine {estimate.engine} {estimate.engine_version} ({levels}); model {model.source}: "
-        f"{model.params:,} parameters{frozen}; {flops}\n"
+        f"{model.params:,} parameters{frozen}; {forward}\n"
         f"batch: {_batch(rows)}; sequence {plan.seq_len or '-'}; recompute {plan.recompute}; offload {plan.offload}; "
         f"optimizer {optimizer} ({plan.optimizer.kernel}); cluster: {estimate.cluster}"
     )
