@@ -7,7 +7,7 @@ from typing import Any
 
 from dsplan.schemas.positions import BOM, Dialect, Document, Duplicate, SyntaxProblem, escape, shape
 
-MAX_DEPTH = 200
+MAX_DEPTH = 100
 """Levels of nesting. Far more than any configuration has, far fewer than Python's stack."""
 
 WORDS = {

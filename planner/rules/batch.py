@@ -1,0 +1,166 @@
+"""DSP1xx: the batch equation, train_batch_size = micro_batch x accumulation x dp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
+from dsplan.schemas.cluster import Cluster
+from dsplan.schemas.config import BATCH_KEYS, DsConfig, resolve_batch
+from dsplan.schemas.positions import Document
+
+GLOBAL, MICRO, STEPS = BATCH_KEYS
+
+
+@rule("DSP101", "no-batch-size", severity=WARNING, keys=[f"/{key}" for key in BATCH_KEYS])
+def no_batch_size(document: Document) -> Iterator[Hit]:
+    """train_batch_size or train_micro_batch_size_per_gpu must be there.
+
+    Why:    DeepSpeed asserts it at start-up. A warning only, since many scripts lay the keys over the file.
+    Bad:    {"gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Good:   {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, _set_batch_related_parameters
+    """
+    value = document.value
+    if isinstance(value, dict) and value and all(value.get(key) is None for key in (GLOBAL, MICRO)):
+        yield Hit(
+            "",
+            f"neither {GLOBAL} nor {MICRO} is there; DeepSpeed refuses the file unless the script adds one",
+            remedy="add one of them",
+        )
+
+
+def _numbers(config: DsConfig, document: Document) -> tuple[int | None, int | None, int | None] | None:
+    """The three numbers; None where one of them is no number (that is another finding, or the reader fills it)."""
+    values = (config.train_batch_size, config.micro_batch, config.accumulation)
+    for key, value in zip(BATCH_KEYS, values, strict=True):
+        if isinstance(value, str) or (value is None and document.at(f"/{key}") is not None):
+            return None
+    return values  # type: ignore[return-value]
+
+
+def _dp(config: DsConfig, cluster: Cluster, document: Document) -> int | None:
+    """dp as the batch equation sees it: ranks / sequence_parallel_size. None where that is not whole."""
+    share = document.at("/sequence_parallel_size", 1)
+    if isinstance(share, bool) or not isinstance(share, int) or share < 1:
+        return cluster.ranks
+    return cluster.ranks // share if cluster.ranks % share == 0 else None
+
+
+
+@rule("DSP102", "batch-product-mismatch", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS])
+def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluster) -> Iterator[Hit]:
+    """train_batch_size must equal micro_batch x accumulation x dp.
+
+    Why:    DeepSpeed asserts this at start-up, after the job has waited in the queue. What is absent is derived, rounding
+            down, and then checked.
+    Given:  dp 8
+    Bad:    {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Fix:    unsafe
+    Source: deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion
+    """
+    numbers = _numbers(config, document)
+    dp = _dp(config, cluster, document)
+    if numbers is None or dp is None or numbers[0] is None:
+        return
+    total, micro, steps = numbers
+    try:
+        resolve_batch(total, micro, steps, dp)
+        return
+    except ValueError:
+        pass
+    given = {GLOBAL: total, MICRO: micro, STEPS: steps}
+    if micro is None and steps is None:
+        yield Hit(f"/{GLOBAL}", f"{GLOBAL} is {total}, which dp {dp} does not divide", remedy=f"set {_multiple(total, dp)}")
+        return
+    if micro is not None and steps is not None:
+        product = micro * steps * dp
+        said = f"{GLOBAL} is {total}, but micro_batch {micro} x accumulation {steps} x dp {dp} = {product}"
+        other = ""
+        if total % (micro * dp) == 0:
+            other = f", or set {STEPS} to {total // (micro * dp)}"
+        elif total % (steps * dp) == 0:
+            other = f", or set {MICRO} to {total // (steps * dp)}"
+        fix = replaced(document.values_at[f"/{GLOBAL}"], str(product), safe=False)
+        yield Hit(f"/{GLOBAL}", said, remedy=f"set {product}{other}", fix=fix)
+        return
+    name, value = (MICRO, micro) if micro is not None else (STEPS, steps)
+    assert value is not None and name in given
+    short = "micro_batch" if name == MICRO else "accumulation"
+    per = value * dp
+    yield Hit(
+        f"/{GLOBAL}",
+        f"{GLOBAL} is {total}, which {short} {value} x dp {dp} = {per} does not divide",
+        remedy=f"set {_multiple(total, per)}",
+    )
+
+
+def _multiple(total: int, of: int) -> int:
+    """The multiple that is nearest, and at least one."""
+    return max(round(total / of) if total < 10**15 else total // of, 1) * of
+
+
+@rule("DSP103", "batch-fits-no-world-size", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS])
+def batch_fits_no_world_size(document: Document, config: DsConfig) -> Iterator[Hit]:
+    """train_batch_size must be a multiple of micro_batch x accumulation, or no number of GPUs satisfies the equation.
+
+    Why:    DeepSpeed asserts train_batch_size = micro_batch x accumulation x dp at start-up.
+    Bad:    {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, _batch_assertion
+    """
+    numbers = _numbers(config, document)
+    if numbers is None or numbers[0] is None:
+        return
+    total, product = numbers[0], (numbers[1] or 1) * (numbers[2] or 1)
+    if total % product:
+        parts = [f"micro_batch {numbers[1]}"] * (numbers[1] is not None)
+        parts += [f"accumulation {numbers[2]}"] * (numbers[2] is not None)
+        of = " x ".join(parts) + (f" = {product}" if len(parts) > 1 else "")
+        yield Hit(
+            f"/{GLOBAL}",
+            f"{GLOBAL} is {total}, no multiple of {of}, so no number of GPUs fits",
+            remedy=f"set {_multiple(total, product)}",
+        )
+
+
+@rule("DSP104", "batch-fixes-world-size", severity=INFO, keys=[f"/{key}" for key in BATCH_KEYS])
+def batch_fixes_world_size(document: Document, config: DsConfig, world_size_unknown: bool) -> Iterator[Hit]:
+    """Where all three batch keys are there, only one number of data-parallel GPUs fits.
+
+    Why:    DeepSpeed asserts train_batch_size = micro_batch x accumulation x dp. Said only where no cluster is given.
+    Bad:    {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Good:   {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, _batch_assertion
+    """
+    numbers = _numbers(config, document)
+    if numbers is None or None in numbers:
+        return
+    total, micro, steps = (number or 1 for number in numbers)
+    if total % (micro * steps) == 0:
+        dp = total // (micro * steps)
+        yield Hit(
+            f"/{GLOBAL}",
+            f"{GLOBAL} {total} / (micro_batch {micro} x accumulation {steps}) fits dp {dp} only",
+            remedy=f"check with --cluster {dp}",
+        )
+
+
+@rule("DSP105", "sequence-parallel-uneven", severity=ERROR, keys=["/sequence_parallel_size"])
+def sequence_parallel_uneven(document: Document, cluster: Cluster) -> Iterator[Hit]:
+    """sequence_parallel_size must divide the number of GPUs.
+
+    Why:    DeepSpeed does not check, and goes on with batch sizes that are not whole.
+    Given:  dp 8
+    Bad:    {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "sequence_parallel_size": 3}
+    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "sequence_parallel_size": 4}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, DeepSpeedConfig.__init__
+    """
+    share = document.at("/sequence_parallel_size")
+    if isinstance(share, int) and not isinstance(share, bool) and share > 0 and cluster.ranks % share:
+        yield Hit("/sequence_parallel_size", f"sequence_parallel_size is {share}, which does not divide {cluster.ranks} GPUs")

@@ -1,0 +1,111 @@
+"""What a lint rule is: a function that yields hits, and a docstring that is its page and its first tests."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsplan.schemas.finding import Edit, Fix, Severity, Span
+
+ERROR: Severity = "error"
+WARNING: Severity = "warning"
+INFO: Severity = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a rule found: a Finding but for what the rule's registration and the document add.
+
+    pointer names the value. on_key: the key is what is wrong, not its value. severity None: the rule's own.
+    """
+
+    pointer: str
+    message: str
+    remedy: str = ""
+    on_key: bool = False
+    severity: Severity | None = None
+    fix: Fix | None = None
+    span: Span | None = None
+
+
+Check = Callable[..., Iterator[Hit]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule. `needs` are the names of its parameters: what must be there for it to run."""
+
+    id: str
+    name: str
+    severity: Severity
+    keys: tuple[str, ...]
+    check: Check
+    needs: tuple[str, ...]
+    summary: str
+    sections: Mapping[str, tuple[str, ...]]
+    """Why, Given, Bad, Good, Fix, Source; a heading may be there several times."""
+
+    @property
+    def fix(self) -> str:
+        """safe, unsafe or none."""
+        text = self.sections.get("Fix", ("none",))[0]
+        return text.split()[0].rstrip(".,;:")
+
+
+RULES: dict[str, Rule] = {}
+"""By id, in the order of the ids."""
+
+
+def rule(id: str, name: str, *, severity: Severity, keys: list[str]) -> Callable[[Check], Check]:
+    """Registers a function as a rule."""
+
+    def register(check: Check) -> Check:
+        assert id not in RULES, f"{id} is registered twice"
+        summary, sections = read_page(inspect.getdoc(check) or "")
+        needs = tuple(inspect.signature(check).parameters)
+        RULES[id] = Rule(
+            id=id,
+            name=name,
+            severity=severity,
+            keys=tuple(keys),
+            check=check,
+            needs=needs,
+            summary=summary,
+            sections=sections,
+        )
+        return check
+
+    return register
+
+
+_HEADING = re.compile(r"(Why|Given|Bad|Good|Fix|Source):\s*(.*)")
+
+
+def read_page(docstring: str) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """The one-line fact and the sections of a rule's docstring. Lines that are indented more continue a section."""
+    summary, _, rest = docstring.partition("\n\n")
+    found: list[tuple[str, list[str]]] = []
+    for line in rest.splitlines():
+        heading = _HEADING.match(line)
+        if heading:
+            found.append((heading[1], [heading[2]]))
+        elif line.strip() and found:
+            found[-1][1].append(line[8:] if line.startswith(" " * 8) else line.strip())
+    sections: dict[str, tuple[str, ...]] = {}
+    for name, lines in found:
+        joiner = "\n" if name in ("Bad", "Good") else " "
+        sections[name] = (*sections.get(name, ()), joiner.join(lines).strip())
+    return " ".join(summary.split()), sections
+
+
+def replaced(span: tuple[int, int], text: str, *, safe: bool = True) -> Fix:
+    """A fix that replaces the characters of the span."""
+    return Fix(safe=safe, edits=(Edit(start=span[0], end=span[1], text=text),))
+
+
+def run(rule: Rule, context: Mapping[str, Any]) -> list[Hit]:
+    """The rule's hits. The context must hold all that it needs."""
+    return list(rule.check(**{name: context[name] for name in rule.needs}))

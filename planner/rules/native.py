@@ -1,0 +1,25 @@
+"""DSP8xx: what the native engine does not carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dsplan.planner.rules.mechanism import ERROR, Hit, rule
+
+
+@rule("DSP801", "not-native", severity=ERROR, keys=[])
+def not_native(native: Mapping[str, Any]) -> Iterator[Hit]:
+    """With --engine native, every key must be one that the native engine carries out.
+
+    Why:    initialize() refuses the rest for the same reasons (error), or goes on without its effect (warning).
+    Given:  engine native
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "zero_quantized_weights": true}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
+    Fix:    none
+    Source: dsplan/schemas/native_support.py
+    """
+    from dsplan.schemas.native_support import reasons
+
+    for pointer, severity, message in reasons(native):
+        yield Hit(pointer, message, severity=severity, on_key=True)

@@ -1,0 +1,201 @@
+"""What is wrong with one value, judged as DeepSpeed judges it. Exactly one fault, so that exactly one rule speaks."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dsplan.planner.rules.known_keys import Member, Node, shadowed
+from dsplan.schemas.positions import Document, shape
+
+Kind = Literal["swallowed", "auto", "flag", "text-for-boolean", "type", "range"]
+AUTO = "auto"
+_TRUE = {"1", "on", "t", "true", "y", "yes"}
+_FALSE = {"0", "off", "f", "false", "n", "no"}
+_WHOLE = re.compile(r"\s*[+-]?\d+(_\d+)*(\.0*)?\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """must: what the value must be, as a noun phrase."""
+
+    kind: Kind
+    must: str = ""
+
+
+def fault(member: Member, document: Document) -> Fault | None:
+    """The fault of a known member's value; None where DeepSpeed takes it as it is meant."""
+    node, value = member.node, member.value
+    if node is None or {"x-removed", "x-unread"} & node.keys() or "type" not in node:
+        return None
+    if shadowed(document, member.pointer):
+        return None
+    if swallowed(document, member.pointer):
+        return Fault("swallowed")
+    types = _types(node)
+    if value == AUTO and isinstance(value, str) and not _block(node):
+        if _own_auto(node):
+            return None
+        if "x-auto" in node or member.strict or "string" not in types or "enum" in node:
+            return Fault("auto")
+    must = expected(node)
+    if _block(node) and not isinstance(value, dict):
+        if value == AUTO and member.strict:
+            return Fault("auto")
+        return None if _is(value, types, exact=True) else Fault("flag", must)
+    if not member.strict and types == ["boolean"] and isinstance(value, str):
+        return Fault("text-for-boolean")
+    taken = _taken(value, types, member)
+    if taken is _REFUSED:
+        return Fault("type", must)
+    if isinstance(taken, (int, float)) and not isinstance(taken, bool) and not math.isfinite(taken):
+        return Fault("range", "finite")
+    if not _allowed(taken, node):
+        return Fault("range", must)
+    return None
+
+
+def swallowed(document: Document, pointer: str) -> bool:
+    """A word without quotes that took the comma (or a brace) at its line's end with it."""
+    value = document.at(pointer)
+    if document.dialect != "hjson" or not isinstance(value, str) or pointer not in document.values_at:
+        return False
+    raw = document.raw(pointer)
+    return bool(raw) and raw[0] not in "\"'" and raw[-1] in ",}]"
+
+
+def expected(node: Node) -> str:
+    """What the schema allows there, in words."""
+    types = _types(node)
+    if "enum" in node:
+        own = [value for value in node["enum"] if value is not None and (value != AUTO or "x-auto" not in node)]
+        words = [shape(value) if not isinstance(value, str) else value for value in own]
+        text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    elif _block(node):
+        names = node.get("properties", {})
+        text = 'an object like {"enabled": true}' if "enabled" in names else "an object"
+    else:
+        words = [_WORDS[name] for name in types if name not in ("null",) and not (name == "string" and _auto_only(node))]
+        text = " or ".join(words) + _bounds(node)
+        if _own_auto(node):
+            text += ' or "auto"'
+    return text + (" or null" if "null" in types and text != "null" else "")
+
+
+_WORDS = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def _bounds(node: Node) -> str:
+    low, above = node.get("minimum"), node.get("exclusiveMinimum")
+    high, below = node.get("maximum"), node.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f" from {low:g} to {high:g}"
+    if above is not None and below is not None:
+        return f" above {above:g} and below {below:g}"
+    if above is not None and "integer" in _types(node) and above == int(above):
+        return f" of at least {int(above) + 1}"
+    if low is not None:
+        return f" of at least {low:g}"
+    return f" above {above:g}" if above is not None else ""
+
+
+def _types(node: Node) -> list[str]:
+    types = node.get("type", [])
+    return [types] if isinstance(types, str) else list(types)
+
+
+def _block(node: Node) -> bool:
+    return "object" in _types(node)
+
+
+def _auto_only(node: Node) -> bool:
+    return bool(node.get("pattern") == "^auto$")
+
+
+def _own_auto(node: Node) -> bool:
+    """DeepSpeed itself gives "auto" a meaning here."""
+    return "x-auto" not in node and (_auto_only(node) or AUTO in node.get("enum", ()) or node.get("default") == AUTO)
+
+
+_REFUSED = object()
+
+
+def _is(value: Any, types: list[str], *, exact: bool) -> bool:
+    """JSON's own types. A float that is whole is an integer too, unless exact."""
+    if value is None:
+        return "null" in types
+    if isinstance(value, bool):
+        return "boolean" in types
+    if isinstance(value, int):
+        return "integer" in types or "number" in types
+    if isinstance(value, float):
+        whole = math.isfinite(value) and value.is_integer() and not exact
+        return "number" in types or ("integer" in types and whole)
+    if isinstance(value, str):
+        return "string" in types
+    return ("array" if isinstance(value, list) else "object") in types
+
+
+def _taken(value: Any, types: list[str], member: Member) -> Any:
+    """The value as DeepSpeed takes it, or _REFUSED."""
+    node = member.node or {}
+    auto_only = _auto_only(node)
+    if isinstance(value, str) and auto_only and value != AUTO:
+        types = [name for name in types if name != "string"]
+    if _is(value, types, exact=bool(node.get("x-exact"))):
+        return value
+    if not member.strict:
+        if value is None and not node.get("x-late"):
+            return None  # as good as absent
+        return value if types == ["boolean"] and value in (0, 1) and not isinstance(value, str) else _REFUSED
+    return _coerced(value, types, member.name)
+
+
+def _coerced(value: Any, types: list[str], name: str) -> Any:
+    """pydantic's lax mode, which the strict blocks use. Source: deepspeed/runtime/config_utils.py, DeepSpeedConfigModel."""
+    if "boolean" in types:
+        if isinstance(value, (int, float)) and value in (0, 1):
+            return bool(value)
+        if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+    if "integer" in types or "number" in types:
+        if isinstance(value, bool):
+            return _REFUSED if name in ("loss_scale", "loss_scale_window", "min_loss_scale") else int(value)
+        if isinstance(value, str) and "integer" in types and _WHOLE.fullmatch(value):
+            digits = value.split(".")[0].strip().replace("_", "")
+            return int(digits) if len(digits) < 300 else _REFUSED
+        if isinstance(value, str) and "number" in types:
+            try:
+                return float(value)
+            except ValueError:
+                return _REFUSED
+    if "array" in types and isinstance(value, str) and name in ("classes", "names", "name_suffixes"):
+        return [value]
+    return _REFUSED
+
+
+def _allowed(value: Any, node: Node) -> bool:
+    if "enum" in node:
+        known = node["enum"]
+        if isinstance(value, bool):
+            value = int(value) if not any(isinstance(entry, bool) for entry in known) else value
+        if isinstance(value, str) and node.get("x-any-case"):
+            return value.lower() in [str(entry).lower() for entry in known]
+        return isinstance(value, (str, int, float, type(None))) and value in known
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return True
+    return (
+        not ("minimum" in node and value < node["minimum"])
+        and not ("exclusiveMinimum" in node and value <= node["exclusiveMinimum"])
+        and not ("maximum" in node and value > node["maximum"])
+        and not ("exclusiveMaximum" in node and value >= node["exclusiveMaximum"])
+    )

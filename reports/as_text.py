@@ -1,0 +1,86 @@
+"""Reports as text for a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+from dsplan.schemas.finding import SEVERITIES, FileFindings, Finding
+from dsplan.schemas.positions import Lines
+
+_COLORS = {"error": "31", "warning": "33", "info": "36"}
+_WIDTH = 100
+"""Characters of a source line that are shown; more is cut around the place."""
+
+
+def findings(files: Sequence[FileFindings], color: bool = False) -> str:
+    """Each finding with its line and a caret under the place; the last line counts them."""
+    parts = []
+    for file in files:
+        lines = Lines(file.text)
+        parts += [_finding(file.file, finding, lines, color) for finding in file.findings]
+    return "\n".join([*parts, _summary(files)])
+
+
+def _finding(file: str, finding: Finding, lines: Lines, color: bool) -> str:
+    span = finding.span
+    severity = _colored(finding.severity, _COLORS[finding.severity], color)
+    head = f"{file}:{span.line}:{span.column}: {severity}: {printable(finding.message)} [{finding.rule} {finding.name}]"
+    if span.line > len(lines.starts) or not lines.line_text(span.line).strip():
+        return head + (f"\n   = {printable(finding.remedy)}" if finding.remedy else "")
+    return head + "\n" + _snippet(finding, lines, color)
+
+
+def _snippet(finding: Finding, lines: Lines, color: bool) -> str:
+    span, line = finding.span, lines.line_text(finding.span.line)
+    start = span.column - 1
+    end = max(span.end_column - 1 if span.end_line == span.line else len(line), start + 1)
+    cut = max(start - _WIDTH // 2, 0) if len(line) > _WIDTH else 0
+    shown = line[cut : cut + _WIDTH]
+    before, after = ("..." if cut else ""), ("..." if cut + _WIDTH < len(line) else "")
+    number = str(span.line)
+    gutter = " " * len(number)
+    caret = "^" + "~" * (min(end, cut + _WIDTH) - start - 1)
+    indent = " " * (len(before) + _columns(printable(line[cut:start])))
+    remedy = f" {printable(finding.remedy)}" if finding.remedy else ""
+    under = _colored(caret, _COLORS[finding.severity], color) + remedy
+    return f"{gutter} |\n{number} | {before}{printable(shown)}{after}\n{gutter} | {indent}{under}"
+
+
+def printable(text: str) -> str:
+    """The text on one line, with nothing in it that moves a terminal's cursor."""
+    return "".join(char if char.isprintable() else " " if char in "\t\r\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _columns(text: str) -> int:
+    """Columns that a terminal takes for it."""
+    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _colored(text: str, code: str, color: bool) -> str:
+    return f"\033[{code}m{text}\033[0m" if color else text
+
+
+def _summary(files: Sequence[FileFindings]) -> str:
+    counts = Counter(finding.severity for file in files for finding in file.findings)
+    said = [_plural(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
+    readers = Counter(file.read_as for file in files)
+    if len(readers) == 1:
+        read = f"read as {next(iter(readers))} reads {'it' if len(files) == 1 else 'them'}"
+    else:
+        read = "read as " + ", ".join(f"{reader} ({count})" for reader, count in readers.items())
+    return f"{', '.join(said) or 'no findings'} in {_plural(len(files), 'file')}, {read}{_skipped(files)}"
+
+
+def _skipped(files: Sequence[FileFindings]) -> str:
+    needs: dict[str, set[str]] = {}
+    for file in files:
+        for skipped in file.skipped_rules:
+            needs.setdefault(skipped.needs, set()).add(skipped.rule)
+    parts = [f"{_plural(len(rules), 'rule')} skipped: pass {need}" for need, rules in needs.items()]
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 or word == "info" else f"{count} {word}s"
