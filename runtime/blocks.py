@@ -10,21 +10,17 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     A block is a member of a ModuleList or Sequential with at least two members of the same class that hold parameters
     and have submodules of their own; the outermost such containers count. A list of bare layers (nn.Linear, ...) is no
-    list of blocks, unless it is all the model has.
+    list of blocks, unless it is all the model has. A Sequential may be the model itself.
     """
     return _find(model, "", bare=False) or _find(model, "", bare=True)
 
 
 def _find(module: nn.Module, prefix: str, *, bare: bool) -> list[tuple[str, nn.Module]]:
-    found: list[tuple[str, nn.Module]] = []
-    for name, child in module.named_children():
-        path = f"{prefix}.{name}" if prefix else name
-        members = _members(child, bare) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-        if members:
-            found += [(f"{path}.{key}", member) for key, member in members]
-        else:
-            found += _find(child, path, bare=bare)
-    return found
+    dot = f"{prefix}." if prefix else ""
+    members = _members(module, bare) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
+    if members:
+        return [(dot + key, member) for key, member in members]
+    return [block for name, child in module.named_children() for block in _find(child, dot + name, bare=bare)]
 
 
 def _members(container: nn.Module, bare: bool) -> list[tuple[str, nn.Module]]:

@@ -42,6 +42,8 @@ def main() -> None:
             except Problem as problem:
                 _record_failure(orders, str(problem), refused=True)
                 sys.exit(REFUSED)
+        else:
+            _record_failure(orders, "", refused=False)  # what there is to say the script has said
         raise
     except BaseException as error:
         _record_failure(orders, _traceback_of_script(error), refused=False)

@@ -203,7 +203,8 @@ def _explain_failure(folder: Path, exit_codes: dict[int, int], code: int) -> int
         return code
     # A rank that was killed leaves no word, and its death is what the others then complain of.
     killed = [rank for rank, rank_code in exit_codes.items() if rank_code < 0 and rank_code != -signal.SIGTERM]
-    first = min(killed) if killed else min(told, key=lambda rank: told[rank]["time"], default=min(exit_codes))
+    spoke = [rank for rank in told if exit_codes.get(rank) != -signal.SIGTERM]  # SIGTERM is what the others were sent
+    first = min(killed) if killed else min(spoke, key=lambda rank: told[rank]["time"], default=min(exit_codes))
     exit_code = exit_codes.get(first, 1)
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
@@ -213,7 +214,7 @@ def _explain_failure(folder: Path, exit_codes: dict[int, int], code: int) -> int
     if first in told and told[first]["refused"]:
         print(f"dsplan: error: {told[first]['text']}", file=sys.stderr, flush=True)
         return exit_code
-    if first in told:
+    if first in told and told[first]["text"]:
         text = told[first]["text"].rstrip()
         print(f"rank {first} failed:\n{text}", file=sys.stderr)
     print(f"dsplan: error: rank {first} ended with exit code {exit_code}", file=sys.stderr, flush=True)

@@ -42,7 +42,8 @@ class LossScale:
         else:
             if self.rules.consecutive_hysteresis:
                 self.hysteresis_left = self.rules.hysteresis
-            if (self.step - self.last_overflow_step) % self.rules.loss_scale_window == 0:
+            good_steps = self.step - self.last_overflow_step - 1  # before this one
+            if good_steps > 0 and good_steps % self.rules.loss_scale_window == 0:
                 self.hysteresis_left = self.rules.hysteresis
                 self.value *= FACTOR
         self.step += 1

@@ -17,8 +17,8 @@ def moves(overflows, **rules):
     return seen
 
 
-def test_it_doubles_after_each_window_of_good_steps():
-    assert moves("......", initial_scale_power=3, loss_scale_window=2) == [8, 16, 16, 32, 32, 64]
+def test_it_doubles_at_the_step_that_follows_a_window_of_good_steps():
+    assert moves("......", initial_scale_power=3, loss_scale_window=2) == [8, 8, 16, 16, 32, 32]
 
 
 def test_the_first_overflow_uses_up_hysteresis_and_the_second_halves():
@@ -26,8 +26,8 @@ def test_the_first_overflow_uses_up_hysteresis_and_the_second_halves():
 
 
 def test_hysteresis_is_full_again_after_a_window():
-    """x leaves 1 of 2; two good steps double the scale and refill it; the next x only uses one up."""
-    assert moves("x..x", initial_scale_power=4, loss_scale_window=2) == [16, 16, 32, 32]
+    """x leaves 1 of 2; the third good step doubles the scale and refills it; the next x only uses one up."""
+    assert moves("x...x", initial_scale_power=4, loss_scale_window=2) == [16, 16, 16, 32, 32]
 
 
 def test_consecutive_hysteresis_is_full_again_after_one_good_step():
@@ -36,7 +36,7 @@ def test_consecutive_hysteresis_is_full_again_after_one_good_step():
 
 
 def test_the_window_is_counted_from_the_last_overflow():
-    assert moves("..x..", initial_scale_power=2, loss_scale_window=2, hysteresis=1) == [4, 8, 4, 4, 8]
+    assert moves("..x...", initial_scale_power=2, loss_scale_window=2, hysteresis=1) == [4, 4, 2, 2, 2, 4]
 
 
 def test_it_stops_at_the_minimum_and_says_what_to_do():

@@ -1,0 +1,179 @@
+"""Launches on two ranks: scripts as they are, failures named, nobody left behind."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import start_launch
+
+from dsplan.runtime.launcher import launch
+from dsplan.schemas.ledger import Ledger
+from dsplan.schemas.problem import Problem
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HEAD = """
+import os, sys, time
+import deepspeed, torch
+from importlib.metadata import version
+rank = int(os.environ["RANK"])
+engine, optimizer, _, _ = deepspeed.initialize(model=torch.nn.Linear(4, 4), config={CONFIG})
+"""
+
+
+def write_script(folder, body, config="{'train_batch_size': 4, 'optimizer': {'type': 'Adam'}}"):
+    script = folder / "script.py"
+    script.write_text(HEAD.replace("{CONFIG}", config) + body)
+    return script
+
+
+def write_config(folder, config):
+    target = folder / "ds_config.json"
+    target.write_text(json.dumps(config))
+    return target
+
+
+@pytest.fixture
+def launched(capfd, monkeypatch):
+    """launch() on two ranks -> exit code, stdout, stderr."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(target, script, *script_args, **options):
+        code = launch(target, script, list(script_args), ranks=2, run_dir=target.parent, **options)
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def test_an_unmodified_deepspeed_script_trains_and_is_measured(launched, tmp_path):
+    """examples/simple_model.py: fp16, stage 2, a client Adam, and batches in float32."""
+    target = write_config(tmp_path, {"train_batch_size": 64})
+    code, out, err = launched(target, EXAMPLES / "simple_model.py")
+    assert code == 0, err
+    assert len(re.findall(r"epoch 4, loss \d", out)) == 2
+    told = [line for line in err.splitlines() if "over the script's config" in line]
+    assert told == [f"dsplan: {target} over the script's config: train_batch_size 32 -> 64"]
+
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["version"] == 1 and run["predicted"] is None
+    ledgers = [Ledger.from_json(record["ledger"]) for record in run["ranks"]]
+    assert [record["rank"] for record in run["ranks"]] == [0, 1]
+    measured = Ledger.from_json(run["measured"])
+    assert measured.level == "measurement"
+    assert measured.allocated_bytes == max(ledger.allocated_bytes for ledger in ledgers)
+    # Linear(10, 1): 10 weights lie as [1, 10] on rank 0 alone, padded on rank 1; the bias likewise; all in fp32.
+    assert ledgers[0].peak.category_bytes("params") == 4 * (10 + 1)
+    # Adam: two states in fp32, and a step count in fp32 for each of the two parameters.
+    assert ledgers[0].peak.category_bytes("optimizer") == 2 * 4 * (10 + 1) + 2 * 4
+
+
+def test_the_script_finds_its_arguments_its_folder_and_deepspeeds_version(launched, tmp_path):
+    (tmp_path / "beside.py").write_text("here = True")
+    body = """
+import beside
+print(rank, __name__, sys.argv[1:], version("deepspeed"), deepspeed.__version__, engine.train_micro_batch_size_per_gpu())
+"""
+    script = write_script(tmp_path, body)
+    code, out, err = launched(write_config(tmp_path, {}), script, "--steps", "3", script_config=True)
+    assert code == 0, err
+    assert "0 __main__ ['--steps', '3'] 0.19.8 0.19.8 2\n" in out
+    assert "nothing was measured" in out
+
+
+def test_a_dead_rank_ends_the_launch_with_its_code_and_its_traceback(launched, tmp_path):
+    body = """
+print("pids", os.getpid(), os.getppid(), flush=True)
+if rank == 1:
+    raise KeyError("lost on purpose")
+torch.distributed.barrier()
+time.sleep(600)
+"""
+    code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
+    assert code == 1
+    assert "rank 1 failed:\nTraceback" in err
+    assert "KeyError: 'lost on purpose'\ndsplan: error: rank 1 ended with exit code 1\n" in err
+    assert "bootstrap" not in err
+    assert not any(psutil.pid_exists(int(pid)) for pid in re.findall(r"pids (\d+)", out))
+
+
+@pytest.mark.parametrize(
+    ("death", "expected", "told"),
+    [
+        ("sys.exit(7)", 7, "rank 1 ended with exit code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_rank_that_failed(launched, tmp_path, death, expected, told):
+    body = f"\nif rank == 1:\n    {death}\ntorch.distributed.barrier()\n"
+    code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
+    assert (code, told in err) == (expected, True), err
+
+
+def test_no_rank_outlives_a_killed_launcher(tmp_path):
+    body = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
+    process = start_launch(write_config(tmp_path, {}), write_script(tmp_path, body))
+    try:
+        for _ in range(2):
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        assert len(ranks) >= 2
+        process.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(ranks, timeout=15)
+        assert not alive
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_script_that_never_calls_initialize_is_an_error(launched, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('trained elsewhere')")
+    code, out, err = launched(write_config(tmp_path, {"train_batch_size": 4}), script)
+    assert code == 2
+    assert f"dsplan: error: {script} ended without calling deepspeed.initialize" in err
+    assert "Traceback" not in err
+
+
+def test_strict_refuses_a_script_that_feeds_another_batch(launched, tmp_path):
+    script = write_script(tmp_path, "\nengine.backward(engine(torch.ones(3, 4)).sum())\n")
+    target = write_config(tmp_path, {"train_batch_size": 4})
+    code, out, err = launched(target, script, strict=True)
+    assert code == 2
+    assert "feeds 3 samples per rank and micro-batch, but the config says 2: the global batch is 6" in err
+
+
+def test_what_the_engine_cannot_carry_out_is_refused_before_any_rank_starts(tmp_path):
+    config = {"train_batch_size": 4, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    with pytest.raises(Problem, match=r"zero_optimization\.offload_param"):
+        launch(write_config(tmp_path, config), write_script(tmp_path, ""), [], ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"layout": {"dp_shard": 4}}, "plan for dp 4 = 4 ranks, but 2 would be started"),
+        ({"layout": {"dp_shard": 1, "tp": 2}}, "tp is 2, but the native engine carries out tp 1 only"),
+        ({"engine": "deepspeed"}, "is a plan for engine deepspeed"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_as_it_is_is_refused(tmp_path, changes, why):
+    plan = {
+        "version": 1,
+        "model": {},
+        "cluster": {},
+        "engine": "native",
+        "layout": {"dp_shard": 2},
+        "zero_stage": 2,
+        "precision": "bf16",
+        "micro_batch": 1,
+        "accumulation": 1,
+        "recompute": "none",
+        "offload": "none",
+        "ds_config": {},
+        "predicted": {},
+    }
+    target = write_config(tmp_path, {**plan, **changes})
+    with pytest.raises(Problem, match=why):
+        launch(target, write_script(tmp_path, ""), [], ranks=2)
