@@ -17,7 +17,7 @@ from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
 from dsplan.schemas.finding import Edit, FileFindings, Finding, Reader, SkippedRule, Span
 from dsplan.schemas.jsonfile import decode, read_document, read_text
-from dsplan.schemas.positions import Document, Lines, SyntaxProblem, steps
+from dsplan.schemas.positions import Document, SyntaxProblem, steps
 from dsplan.schemas.problem import Problem
 
 STDIN = "-"
@@ -43,7 +43,9 @@ def lint(
     the file's "auto" values, else DeepSpeed. engine native or both: also what the native engine does not carry out.
     """
     if model is not None:
-        raise Problem("lint --model is not there yet: no rule takes a model; dsplan estimate MODEL --config FILE tells whether it fits")
+        raise Problem(
+            "lint --model is not there yet: no rule takes a model; dsplan estimate MODEL --config FILE tells whether it fits"
+        )
     rules = chosen_rules(select, ignore)
     filled = _companion_values(args)
     found = []

@@ -50,12 +50,16 @@ def _snippet(finding: Finding, lines: Lines, color: bool) -> str:
 
 def printable(text: str) -> str:
     """The text on one line, with nothing in it that moves a terminal's cursor."""
-    return "".join(char if char.isprintable() else " " if char in "\t\r\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(
+        char if char.isprintable() else " " if char in "\t\r\n" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
 
 
 def _columns(text: str) -> int:
     """Columns that a terminal takes for it."""
-    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
 
 
 def _colored(text: str, code: str, color: bool) -> str:

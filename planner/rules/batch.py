@@ -48,7 +48,6 @@ def _dp(config: DsConfig, cluster: Cluster, document: Document) -> int | None:
     return cluster.ranks // share if cluster.ranks % share == 0 else None
 
 
-
 @rule("DSP102", "batch-product-mismatch", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS])
 def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluster) -> Iterator[Hit]:
     """train_batch_size must equal micro_batch x accumulation x dp.
@@ -65,7 +64,7 @@ def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluste
     dp = _dp(config, cluster, document)
     if numbers is None or dp is None or numbers[0] is None:
         return
-    total, micro, steps = numbers
+    total, micro, steps = numbers[0], numbers[1], numbers[2]
     try:
         resolve_batch(total, micro, steps, dp)
         return
@@ -73,7 +72,9 @@ def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluste
         pass
     given = {GLOBAL: total, MICRO: micro, STEPS: steps}
     if micro is None and steps is None:
-        yield Hit(f"/{GLOBAL}", f"{GLOBAL} is {total}, which dp {dp} does not divide", remedy=f"set {_multiple(total, dp)}")
+        yield Hit(
+            f"/{GLOBAL}", f"{GLOBAL} is {total}, which dp {dp} does not divide", remedy=f"set {_multiple(total, dp)}"
+        )
         return
     if micro is not None and steps is not None:
         product = micro * steps * dp
@@ -108,7 +109,7 @@ def batch_fits_no_world_size(document: Document, config: DsConfig) -> Iterator[H
 
     Why:    DeepSpeed asserts train_batch_size = micro_batch x accumulation x dp at start-up.
     Bad:    {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
-    Good:   {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}
     Fix:    none
     Source: deepspeed/runtime/config.py, _batch_assertion
     """
@@ -163,4 +164,6 @@ def sequence_parallel_uneven(document: Document, cluster: Cluster) -> Iterator[H
     """
     share = document.at("/sequence_parallel_size")
     if isinstance(share, int) and not isinstance(share, bool) and share > 0 and cluster.ranks % share:
-        yield Hit("/sequence_parallel_size", f"sequence_parallel_size is {share}, which does not divide {cluster.ranks} GPUs")
+        yield Hit(
+            "/sequence_parallel_size", f"sequence_parallel_size is {share}, which does not divide {cluster.ranks} GPUs"
+        )

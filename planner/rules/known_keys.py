@@ -5,7 +5,7 @@ ignored, or passed on as an argument), x-late (an untyped key whose wrong value 
 x-auto-decides (a wrong guess changes what is trained), x-stages (ZeRO stages that read the key), x-dead (nothing reads
 it), x-unread (a name that people write and DeepSpeed never had), x-use (what to write instead), x-removed, x-alias-of,
 x-any-case, x-exact (2.0 is no integer here), x-names, x-takes and x-needs (types and their arguments), x-absent (what
-holds where the key is absent), x-known-as.
+holds where the key is absent), x-known-as, x-near (how bad a misspelt member is).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def members(document: Document) -> Iterator[Member]:
         pointer, value, node = waiting.pop(0)
         if isinstance(value, list) and "items" in node:
             waiting += [(f"{pointer}/{index}", entry, resolved(node["items"])) for index, entry in enumerate(value)]
-        if not isinstance(value, dict) or not ("x-unknown" in node):
+        if not isinstance(value, dict) or "x-unknown" not in node:
             continue
         for name, entry in value.items():
             inner = f"{pointer}/{escape(name)}"

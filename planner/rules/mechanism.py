@@ -48,6 +48,9 @@ class Rule:
     sections: Mapping[str, tuple[str, ...]]
     """Why, Given, Bad, Good, Fix, Source; a heading may be there several times."""
 
+    def section(self, name: str) -> tuple[str, ...]:
+        return self.sections.get(name, ())
+
     @property
     def fix(self) -> str:
         """safe, unsafe or none."""

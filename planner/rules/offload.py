@@ -67,7 +67,9 @@ def nvme_without_path(document: Document, zero_stage: int) -> Iterator[Hit]:
     for block in (PARAM, OPTIMIZER):
         if zero_stage == 3 and _device(document, block) == "nvme" and document.at(f"{block}/nvme_path") is None:
             name = block.rpartition("/")[2]
-            yield Hit(f"{block}/device", f"{name}.device is nvme, but there is no {name}.nvme_path", remedy="add nvme_path")
+            yield Hit(
+                f"{block}/device", f"{name}.device is nvme, but there is no {name}.nvme_path", remedy="add nvme_path"
+            )
 
 
 @rule("DSP404", "nvme-below-stage-3", severity=WARNING, keys=[f"{OPTIMIZER}/device"])
@@ -118,4 +120,6 @@ def super_offload_below_stage_3(document: Document, zero_stage: int) -> Iterator
     Source: deepspeed/runtime/engine.py, super_offload
     """
     if zero_stage < 3 and on(document, f"{OPTIMIZER}/super_offload"):
-        yield Hit(f"{OPTIMIZER}/super_offload", f"super_offload has no effect at zero_stage {zero_stage}", remedy="set false")
+        yield Hit(
+            f"{OPTIMIZER}/super_offload", f"super_offload has no effect at zero_stage {zero_stage}", remedy="set false"
+        )

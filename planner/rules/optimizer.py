@@ -52,7 +52,9 @@ def unknown_optimizer(document: Document) -> Iterator[Hit]:
         return
     known = names("/optimizer")
     if written.lower() in [name.lower() for name in known["removed"]]:
-        yield Hit(TYPE, f"optimizer.type is {shape(written)}, which DeepSpeed has removed", remedy="write AdamW or Lamb")
+        yield Hit(
+            TYPE, f"optimizer.type is {shape(written)}, which DeepSpeed has removed", remedy="write AdamW or Lamb"
+        )
         return
     meant = nearest(written, known["torch"] + known["deepspeed"])
     more = f'; did you mean "{meant}"?' if meant else f"; DeepSpeed's own are {', '.join(known['deepspeed'])}"
@@ -88,28 +90,34 @@ def unknown_optimizer_argument(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/engine.py, _configure_basic_optimizer
     """
     kind = optimizer_type(document)
-    node = lookup(PARAMS) or {}
-    takes = node["x-takes"].get(kind)
-    if takes is None:
-        return
-    for name in params(document):
-        if name in takes or name == "max_grad_norm" or misspelt(name, takes, node):
-            continue
+    for name, meant, takes in unknown_arguments(document, "/optimizer", kind):
+        fate = "; DeepSpeed drops it" if kind == "Muon" else ""
         yield Hit(
             f"{PARAMS}/{escape(name)}",
-            f"optimizer {kind} takes no {name}" + ("" if kind != "Muon" else "; DeepSpeed drops it"),
-            remedy=f"it takes {one_of(sorted(takes)[:12])}" if len(takes) <= 12 else "remove it",
+            f"optimizer {kind or 'unknown'} takes no {name}" + (f'; did you mean "{meant}"?' if meant else "") + fate,
+            remedy=f'write "{meant}"' if meant else f"it takes {one_of(takes)}" if len(takes) <= 12 else "remove it",
             on_key=True,
-            severity=WARNING if kind == "Muon" else ERROR,
+            severity=WARNING if kind == "Muon" and not meant else ERROR,
         )
 
 
-def misspelt(name: str, takes: list[str], node: dict[str, Any]) -> bool:
-    """No key of the block at all, and near to one: DSP001 says so."""
-    properties = node.get("properties", {})
-    if name in properties:
-        return False
-    return nearest(name, properties) is not None or any(name in entry.get("x-known-as", ()) for entry in properties.values())
+def unknown_arguments(document: Document, block: str, kind: str | None) -> Iterator[tuple[str, str | None, list[str]]]:
+    """Each argument that the type does not take, with the one that is meant, and all that it takes.
+
+    Of an unknown type only those that are misspelt for every type.
+    """
+    node = lookup(f"{block}/params") or {}
+    properties = {name: entry for name, entry in node["properties"].items() if "x-removed" not in entry}
+    takes = node["x-takes"].get(kind)
+    for name in params(document, block):
+        if name in (properties if takes is None else takes) or name == "max_grad_norm":
+            continue
+        meant = nearest(name, takes or properties)
+        for other in takes or properties:
+            if name in properties.get(other, {}).get("x-known-as", ()):
+                meant = other
+        if takes is not None or meant:
+            yield name, meant, sorted(takes or properties)
 
 
 @rule("DSP604", "clipping-in-optimizer", severity=ERROR, keys=[f"{PARAMS}/max_grad_norm"])
@@ -185,4 +193,6 @@ def muon_at_stage_3(document: Document, zero_stage: int) -> Iterator[Hit]:
     if optimizer_type(document) == "Muon" and zero_stage == 3:
         scatter = document.at("/zero_optimization/reduce_scatter", True)
         if scatter in (True, "auto", "true"):
-            yield Hit(TYPE, "optimizer Muon at zero_stage 3 needs zero_optimization.reduce_scatter false", remedy="set it")
+            yield Hit(
+                TYPE, "optimizer Muon at zero_stage 3 needs zero_optimization.reduce_scatter false", remedy="set it"
+            )

@@ -77,7 +77,9 @@ def bfloat16_beside_bf16(document: Document) -> Iterator[Hit]:
     """
     if document.at("/bf16") is not None and document.has("/bfloat16"):
         state = "on" if on(document, "/bf16/enabled") else "off"
-        yield Hit("/bfloat16", f"bfloat16 is not read beside bf16; bf16 is {state}", remedy="remove bfloat16", on_key=True)
+        yield Hit(
+            "/bfloat16", f"bfloat16 is not read beside bf16; bf16 is {state}", remedy="remove bfloat16", on_key=True
+        )
 
 
 @rule("DSP204", "fixed-loss-scale", severity=WARNING, keys=["/fp16/loss_scale"])
@@ -190,7 +192,11 @@ def sixteen_bit_masters(document: Document, zero_stage: int, config: DsConfig) -
         name = pointer.strip("/").replace("/", ".")
         if zero_stage == 0:
             yield Hit(pointer, f"{name} is on at zero_stage 0, but needs zero_stage 1 or more", remedy="set false")
-        elif config.offload == "none" and not (states and pointer.startswith(bf16)) and not document.has("/zero_optimization/cpu_offload"):
+        elif (
+            config.offload == "none"
+            and not (states and pointer.startswith(bf16))
+            and not document.has("/zero_optimization/cpu_offload")
+        ):
             yield Hit(
                 pointer,
                 f"{name} is on, but needs offload_optimizer with device cpu",

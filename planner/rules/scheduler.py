@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsplan.planner.rules.known_keys import lookup
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
-from dsplan.planner.rules.optimizer import misspelt, names, params
+from dsplan.planner.rules.optimizer import names, params, unknown_arguments
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.positions import Document, escape, shape
 
@@ -38,7 +38,9 @@ def unknown_scheduler(document: Document) -> Iterator[Hit]:
     if meant is None and len(written) >= 5:
         meant = next((name for name in known["deepspeed"] if written.lower() in name.lower()), None)
     more = f'; did you mean "{meant}"?' if meant else f"; DeepSpeed's own are {', '.join(known['deepspeed'])}"
-    yield Hit(TYPE, f"scheduler.type {shape(written)} is neither DeepSpeed's nor a class of torch.optim.lr_scheduler{more}")
+    yield Hit(
+        TYPE, f"scheduler.type {shape(written)} is neither DeepSpeed's nor a class of torch.optim.lr_scheduler{more}"
+    )
 
 
 @rule("DSP702", "scheduler-argument-missing", severity=ERROR, keys=[PARAMS])
@@ -55,9 +57,16 @@ def scheduler_argument_missing(document: Document) -> Iterator[Hit]:
     if kind is None:
         return
     if document.at(PARAMS) is None:
-        yield Hit("/scheduler", "scheduler has no params, and DeepSpeed fails without them", remedy='add "params": {}', on_key=True)
+        yield Hit(
+            "/scheduler",
+            "scheduler has no params, and DeepSpeed fails without them",
+            remedy='add "params": {}',
+            on_key=True,
+        )
         return
-    missing = [name for name in (lookup(PARAMS) or {})["x-needs"].get(kind, ()) if name not in params(document, "/scheduler")]
+    missing = [
+        name for name in (lookup(PARAMS) or {})["x-needs"].get(kind, ()) if name not in params(document, "/scheduler")
+    ]
     if missing:
         yield Hit(
             PARAMS if document.has(PARAMS) else "/scheduler",
@@ -79,18 +88,13 @@ def unknown_scheduler_argument(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/lr_schedules.py
     """
     kind = _kind(document)
-    node = lookup(PARAMS) or {}
-    takes = node["x-takes"].get(kind)
-    if takes is None:
-        return
-    for name in params(document, "/scheduler"):
-        if name not in takes and not misspelt(name, takes, node):
-            yield Hit(
-                f"{PARAMS}/{escape(name)}",
-                f"scheduler {kind} takes no {name}",
-                remedy=f"it takes {one_of(takes)}" if len(takes) <= 8 else "remove it",
-                on_key=True,
-            )
+    for name, meant, takes in unknown_arguments(document, "/scheduler", kind):
+        yield Hit(
+            f"{PARAMS}/{escape(name)}",
+            f"scheduler {kind or 'unknown'} takes no {name}" + (f'; did you mean "{meant}"?' if meant else ""),
+            remedy=f'write "{meant}"' if meant else f"it takes {one_of(takes)}" if len(takes) <= 8 else "remove it",
+            on_key=True,
+        )
 
 
 @rule("DSP704", "schedule-over-lr", severity=WARNING, keys=[f"{PARAMS}/warmup_max_lr", "/optimizer/params/lr"])
@@ -128,7 +132,9 @@ def scheduler_without_optimizer(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/engine.py, _configure_lr_scheduler
     """
     if document.at(TYPE) is not None and "optimizer" not in document.value:
-        yield Hit("/scheduler", "scheduler is read only if the script brings an optimizer; the file has none", on_key=True)
+        yield Hit(
+            "/scheduler", "scheduler is read only if the script brings an optimizer; the file has none", on_key=True
+        )
 
 
 @rule("DSP706", "torch-schedule-under-zero", severity=ERROR, keys=[TYPE])
@@ -161,7 +167,9 @@ def schedule_without_metric(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/engine.py, _take_model_step
     """
     if document.at(TYPE) == "ReduceLROnPlateau":
-        yield Hit(TYPE, "scheduler ReduceLROnPlateau needs a metric, which DeepSpeed does not hand over: lr never changes")
+        yield Hit(
+            TYPE, "scheduler ReduceLROnPlateau needs a metric, which DeepSpeed does not hand over: lr never changes"
+        )
 
 
 @rule("DSP708", "schedule-shorter-than-warmup", severity=WARNING, keys=[f"{PARAMS}/total_num_steps"])

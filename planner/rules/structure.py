@@ -37,18 +37,15 @@ def unknown_key(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/config.py, _initialize_params (get without a check); deepspeed/runtime/config_utils.py, extra="forbid"
     """
     for member in members(document):
-        if member.node is not None or misplaced(member):
+        if member.node is not None or passed_on(member) or misplaced(member):
             continue
         block = title(member.block_pointer)
         inside = f" in {block}" if block else ""
         said = f"unknown key {shape(member.name)}{inside}"
-        passed = member.block.get("x-unknown") == "passed"
         meant = near(member)
-        if passed and not meant:
-            continue  # arguments of an optimizer or schedule: judged by their type, in their own rules
         if meant:
             known = f"{member.block_pointer}/{escape(meant)}"
-            if member.strict and member.value != "auto" or passed:
+            if member.strict and member.value != "auto":
                 effect = "; DeepSpeed refuses it"
             elif document.has(known):
                 effect = f"; DeepSpeed ignores it (the {meant} beside it counts)"
@@ -61,6 +58,7 @@ def unknown_key(document: Document) -> Iterator[Hit]:
                 remedy=f'write "{meant}"',
                 on_key=True,
                 fix=fix,
+                severity=WARNING if member.block.get("x-near") == "warning" else None,
             )
         elif member.strict and member.value != "auto":
             yield Hit(member.pointer, f"{said}, which DeepSpeed refuses", remedy="remove it", on_key=True)
@@ -73,8 +71,13 @@ def near(member: Member) -> str | None:
     known = {name: node for name, node in member.block.get("properties", {}).items() if "x-removed" not in node}
     for name, node in known.items():
         if member.name in node.get("x-known-as", ()):
-            return name
+            return str(name)
     return nearest(member.name, [name for name, node in known.items() if "x-unread" not in node])
+
+
+def passed_on(member: Member) -> bool:
+    """An argument of an optimizer or a schedule: judged by its type, in the rules of those."""
+    return member.block.get("x-unknown") == "passed"
 
 
 def misplaced(member: Member) -> tuple[str, ...]:
@@ -101,12 +104,12 @@ def misplaced_key(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/config.py, _initialize_params; deepspeed/runtime/config_utils.py, extra="forbid"
     """
     for member in members(document):
-        if member.node is not None:
+        if member.node is not None or passed_on(member):
             continue
         homes = misplaced(member)
         if not homes:
             continue
-        refused = member.strict and member.value != "auto" or member.block.get("x-unknown") == "passed"
+        refused = member.strict and member.value != "auto"
         where = " or ".join(title(home) or "the top level" for home in homes)
         here = title(member.block_pointer) or "the top level"
         known = f"{homes[0]}/{escape(member.name)}"
@@ -225,7 +228,7 @@ def deprecated_key(document: Document) -> Iterator[Hit]:
         if member.node is None or not member.node.get("deprecated") or {"x-unread", "x-removed"} & member.node.keys():
             continue
         use = member.node.get("x-use")
-        if use is None or member.name == "bfloat16" and document.at("/bf16") is not None:
+        if use is None or (member.name == "bfloat16" and document.at("/bf16") is not None):
             continue
         new = steps(use)[-1]
         if document.has(use) and title(use) != "bf16":
@@ -292,8 +295,6 @@ def byte_order_mark(document: Document) -> Iterator[Hit]:
             remedy="save it without one",
             fix=replaced((0, 1), ""),
         )
-
-
 
 
 def one_of(words: list[str]) -> str:

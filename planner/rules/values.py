@@ -77,7 +77,9 @@ def expected(node: Node) -> str:
         names = node.get("properties", {})
         text = 'an object like {"enabled": true}' if "enabled" in names else "an object"
     else:
-        words = [_WORDS[name] for name in types if name not in ("null",) and not (name == "string" and _auto_only(node))]
+        words = [
+            _WORDS[name] for name in types if name not in ("null",) and not (name == "string" and _auto_only(node))
+        ]
         text = " or ".join(words) + _bounds(node)
         if _own_auto(node):
             text += ' or "auto"'
@@ -149,7 +151,9 @@ def _taken(value: Any, types: list[str], member: Member) -> Any:
     """The value as DeepSpeed takes it, or _REFUSED."""
     node = member.node or {}
     auto_only = _auto_only(node)
-    if isinstance(value, str) and auto_only and value != AUTO:
+    own = [entry for entry in node.get("enum", ()) if entry != AUTO or "x-auto" not in node]
+    numbers_only = bool(own) and not any(isinstance(entry, str) for entry in own)
+    if isinstance(value, str) and (auto_only or numbers_only) and value != AUTO:
         types = [name for name in types if name != "string"]
     if _is(value, types, exact=bool(node.get("x-exact"))):
         return value

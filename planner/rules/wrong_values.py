@@ -88,17 +88,19 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
         if node is None or found is None or found.kind != "auto":
             continue
         filler = node.get("x-auto")
-        if filler == "trainer" and reader != "deepspeed" or filler == "accelerate" and reader == "accelerate":
+        if (filler == "trainer" and reader != "deepspeed") or (filler == "accelerate" and reader == "accelerate"):
             continue
-        who = {"trainer": "only HF Trainer and Accelerate fill", "accelerate": "only Accelerate fills"}.get(
-            filler, "nobody fills"
-        )
+        who = "nobody fills"
+        if filler:
+            who = "only Accelerate fills" if filler == "accelerate" else "only HF Trainer and Accelerate fill"
         said = f'{title(member.pointer)} is "auto", which {who} here'
         if member.strict:
             default = json.dumps(node.get("default")) if "default" in node else "its default"
             severity: Severity = ERROR if "x-auto-decides" in node else WARNING if filler else INFO
             if reader == "accelerate":
-                yield Hit(member.pointer, f"{said}; Accelerate refuses the file", remedy="write a value", severity=ERROR)
+                yield Hit(
+                    member.pointer, f"{said}; Accelerate refuses the file", remedy="write a value", severity=ERROR
+                )
             else:
                 yield Hit(
                     member.pointer,
@@ -143,7 +145,9 @@ def block_not_an_object(document: Document) -> Iterator[Hit]:
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=remedy,
                 fix=fix,
-                severity=_late(member) if (member.node or {}).get("x-unknown") == "ignored" and member.value == [] else ERROR,
+                severity=_late(member)
+                if (member.node or {}).get("x-unknown") == "ignored" and member.value == []
+                else ERROR,
             )
 
 
@@ -208,9 +212,11 @@ def text_for_boolean(document: Document) -> Iterator[Hit]:
         yield Hit(
             member.pointer,
             f"{title(member.pointer)} is the text {shape(member.value)}; DeepSpeed keeps it as a text, {fate}",
-            remedy=f"write {'false' if no else 'true'} without quotes" if no or word == "true" else "write true or false",
+            remedy=f"write {'false' if no else 'true'} without quotes"
+            if no or word == "true"
+            else "write true or false",
             fix=fix,
-            severity=ERROR if late or no and member.value else WARNING,
+            severity=ERROR if late or (no and member.value) else WARNING,
         )
 
 
@@ -247,7 +253,9 @@ def no_zero_for_accelerate(document: Document, reader: str) -> Iterator[Hit]:
     Source: accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__
     """
     if reader == "accelerate" and isinstance(document.value, dict) and "zero_optimization" not in document.value:
-        yield Hit("", "there is no zero_optimization block, and Accelerate needs one", remedy='add {"stage": 0} or more')
+        yield Hit(
+            "", "there is no zero_optimization block, and Accelerate needs one", remedy='add {"stage": 0} or more'
+        )
 
 
 @rule("DSP018", "key-without-effect", severity=WARNING, keys=[])

@@ -27,8 +27,10 @@ def key_of_another_stage(document: Document, zero_stage: int) -> Iterator[Hit]:
     """
     idle: dict[Severity, list[str]] = {WARNING: [], INFO: []}
     for member in members(document):
-        stages = (member.node or {}).get("x-stages")
-        if member.block_pointer != ZERO or not stages or zero_stage in stages or member.value in ("auto", None, False, {}):
+        stages, value = (member.node or {}).get("x-stages"), member.value
+        if member.block_pointer != ZERO or not stages or zero_stage in stages:
+            continue
+        if value == "auto" or value is None or value is False or value == {}:
             continue
         if member.node and member.value == member.node.get("default") and member.node.get("default") is True:
             continue
@@ -37,11 +39,19 @@ def key_of_another_stage(document: Document, zero_stage: int) -> Iterator[Hit]:
         if names:
             rest = f" (nor {'has' if len(names) == 2 else 'have'} {', '.join(names[1:])})" if len(names) > 1 else ""
             yield Hit(
-                f"{ZERO}/{names[0]}", f"{names[0]} has no effect at zero_stage {zero_stage}{rest}", on_key=True, severity=severity
+                f"{ZERO}/{names[0]}",
+                f"{names[0]} has no effect at zero_stage {zero_stage}{rest}",
+                on_key=True,
+                severity=severity,
             )
 
 
-@rule("DSP302", "division-before-reduce-scatter", severity=ERROR, keys=["/prescale_gradients", "/gradient_predivide_factor"])
+@rule(
+    "DSP302",
+    "division-before-reduce-scatter",
+    severity=ERROR,
+    keys=["/prescale_gradients", "/gradient_predivide_factor"],
+)
 def division_before_reduce_scatter(document: Document, zero_stage: int) -> Iterator[Hit]:
     """prescale_gradients and gradient_predivide_factor do not go with reduce_scatter at stages 2 and 3.
 
@@ -58,7 +68,9 @@ def division_before_reduce_scatter(document: Document, zero_stage: int) -> Itera
     if isinstance(operation, str) and operation.lower() == "sum":
         return
     factor = number_at(document, "/gradient_predivide_factor", 1.0)
-    wrong = [("/prescale_gradients", "prescale_gradients is true")] if document.at("/prescale_gradients") is True else []
+    wrong = (
+        [("/prescale_gradients", "prescale_gradients is true")] if document.at("/prescale_gradients") is True else []
+    )
     if factor is not None and factor != 1.0:
         wrong.append(("/gradient_predivide_factor", f"gradient_predivide_factor is {factor:g}"))
     for pointer, said in wrong:
@@ -87,7 +99,11 @@ def no_gradient_norm(document: Document, zero_stage: int, config: DsConfig) -> I
         yield Hit(pointer, f"{said} zero_stage {zero_stage} refuses that; only 1 and 2 take it", remedy="remove it")
     elif config.gradient_clipping > 0:
         clip = f"{config.gradient_clipping:g}" + ("" if document.has("/gradient_clipping") else " by default")
-        yield Hit(pointer, f"{said} gradient_clipping is {clip}, and clipping needs the norm", remedy="set gradient_clipping to 0")
+        yield Hit(
+            pointer,
+            f"{said} gradient_clipping is {clip}, and clipping needs the norm",
+            remedy="set gradient_clipping to 0",
+        )
     elif config.offload != "none":
         yield Hit(pointer, f"{said} an offloaded optimizer needs the norm", remedy="remove it")
 
@@ -104,7 +120,11 @@ def odd_allgather_bucket(document: Document, zero_stage: int) -> Iterator[Hit]:
     """
     size = document.at(f"{ZERO}/allgather_bucket_size")
     if zero_stage in (1, 2) and isinstance(size, int) and not isinstance(size, bool) and size % 2:
-        yield Hit(f"{ZERO}/allgather_bucket_size", f"allgather_bucket_size is {size}, but must be even", remedy=f"set {size + 1}")
+        yield Hit(
+            f"{ZERO}/allgather_bucket_size",
+            f"allgather_bucket_size is {size}, but must be even",
+            remedy=f"set {size + 1}",
+        )
 
 
 @rule("DSP305", "sum-of-gradients", severity=ERROR, keys=["/gradient_allreduce_op"])
@@ -131,7 +151,9 @@ def sum_of_gradients(document: Document, zero_stage: int) -> Iterator[Hit]:
         else None
     )
     if reason:
-        yield Hit("/gradient_allreduce_op", f'gradient_allreduce_op is "sum", which {reason} refuses', remedy='write "mean"')
+        yield Hit(
+            "/gradient_allreduce_op", f'gradient_allreduce_op is "sum", which {reason} refuses', remedy='write "mean"'
+        )
 
 
 @rule("DSP306", "unmanaged-accumulation", severity=ERROR, keys=["/managed_gradient_accumulation"])
@@ -195,5 +217,13 @@ def autocast_with_quantized_weights(document: Document, zero_stage: int) -> Iter
     Fix:    none
     Source: deepspeed/runtime/engine.py
     """
-    if zero_stage == 3 and on(document, f"{ZERO}/zero_quantized_weights") and document.at("/torch_autocast/enabled") is True:
-        yield Hit(f"{ZERO}/zero_quantized_weights", "zero_quantized_weights is on, which torch_autocast refuses", remedy="set false")
+    if (
+        zero_stage == 3
+        and on(document, f"{ZERO}/zero_quantized_weights")
+        and document.at("/torch_autocast/enabled") is True
+    ):
+        yield Hit(
+            f"{ZERO}/zero_quantized_weights",
+            "zero_quantized_weights is on, which torch_autocast refuses",
+            remedy="set false",
+        )
