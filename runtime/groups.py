@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -40,8 +41,9 @@ def own_device() -> torch.device:
 
 
 def data_parallel_mesh(device: torch.device) -> DeviceMesh:
-    """One axis over all ranks, named dp."""
-    return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    """One axis over all ranks, named dp. Its own tensors are real, also where the model's are fake (in a rehearsal)."""
+    with unset_fake_temporarily():
+        return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
 
 
 def carries_data() -> bool:
