@@ -185,7 +185,12 @@ class Repeats:
                 self._ran[key] = (name, output)
                 return output
             self._like.append((name, ran[0]))
-            return tree_map(lambda leaf: torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, ran[1])
+            # tied to the inputs, else the trace drops what came before as unused
+            tie = sum(leaf.sum() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            return tree_map(
+                lambda leaf: torch.empty_like(leaf) + tie.to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
+                ran[1],
+            )
 
         return run
 

@@ -107,8 +107,7 @@ def _classes(path: Path, raw: Mapping[str, Any], architecture: str) -> tuple[Any
 
 
 def _settle(config: Any) -> None:
-    """Train as usual: fused attention, no cache of keys and values, fused experts."""
-    config._attn_implementation = "sdpa"
+    """Train as usual: no cache of keys and values. Attention is fused where the class can (transformers' own choice)."""
     config.use_cache = False
     for part in [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]:
         if part is not None:
@@ -149,14 +148,15 @@ def _sampler(architecture: str, config: Any, text: Any) -> Callable[[int, int | 
         return {"input_ids": tokens(micro_batch, seq_len), "start_positions": ends, "end_positions": ends.clone()}
 
     def images(micro_batch: int, seq_len: int | None) -> dict[str, Any]:
-        side = config.image_size if isinstance(config.image_size, (list, tuple)) else (config.image_size,) * 2
+        size = getattr(config, "image_size", 224)
+        side = size if isinstance(size, (list, tuple)) else (size, size)
         pixels = torch.zeros(micro_batch, config.num_channels, *side)
         return {"pixel_values": pixels, "labels": torch.zeros(micro_batch, dtype=torch.long)}
 
     if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
         return None
     if _takes_pixels(architecture):
-        return images if hasattr(config, "image_size") and hasattr(config, "num_channels") else None
+        return images if hasattr(config, "num_channels") else None
     if not isinstance(getattr(text, "vocab_size", None), int):
         return None
     if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification")):

@@ -239,7 +239,11 @@ def blame(error: BaseException, path: Path | None) -> tuple[str, str]:
     frames = traceback.extract_tb(error.__traceback__)
     target = str(path.resolve()) if path is not None else None
     own = [index for index, frame in enumerate(frames) if frame.filename == target]
-    shown = frames[own[0] :] if own else frames
+    ours = str(Path(__file__).parent)
+    foreign = [
+        index for index, frame in enumerate(frames) if not frame.filename.startswith((ours, contextlib.__file__))
+    ]
+    shown = frames[own[0] :] if own else frames[foreign[0] :] if foreign else frames
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
     lines += traceback.format_exception_only(type(error), error)
     where = f"{path}:{frames[own[-1]].lineno}: " if own else ""

@@ -37,7 +37,7 @@ class Splitting:
 def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Splitting:
     """The rule of Megatron by structure: in a group of linears the last is split by rows, those before by columns.
 
-    A group is what a child of the block (attention, mlp) holds, or, where the block holds its linears itself, the
+    A group is what a child of the block (attention, mlp) holds, or, where the block holds its linears one by one, the
     linears between two norms. Where a group or the number of heads is not recognised the model is not split.
     Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3.
     """
@@ -46,14 +46,7 @@ def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Spli
     for _, block in blocks:
         groups = list(_groups(block))
         heads = _heads(block) or _heads(getattr(model, "config", None))
-        inside = {id(linear) for group in groups for linear in group}
-        stray = any(_is_linear(child) and id(child) not in inside for child in block.modules())
-        if (
-            not groups
-            or heads is None
-            or stray
-            or any(isinstance(child, nn.MultiheadAttention) for child in block.modules())
-        ):
+        if heads is None or not groups or not _recognised(block, groups):
             return Splitting()
         lengths.append(heads)
         for group in groups:
@@ -66,6 +59,23 @@ def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Spli
     made.limit = math.gcd(*lengths)
     _split_vocabulary(model, made)
     return made
+
+
+def _recognised(block: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> bool:
+    """Whether the groups are all the matrices of the block, and each leads back to the width that it starts from."""
+    grouped = {id(linear) for group in groups for linear in group}
+    for module in block.modules():
+        if isinstance(module, nn.MultiheadAttention) or (_is_linear(module) and id(module) not in grouped):
+            return False
+        if any(param.dim() > 2 for param in module.parameters(recurse=False)):  # experts in one tensor, convolutions
+            return False
+    return all(len(group) >= 2 and _lengths(group[-1])[1] == _lengths(group[0])[0] for group in groups)
+
+
+def _lengths(linear: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear."""
+    rows, columns = linear.weight.shape  # type: ignore[misc]
+    return (columns, rows) if isinstance(linear, nn.Linear) else (rows, columns)
 
 
 def _place(made: Splitting, linear: nn.Module, row: bool) -> int:
@@ -105,19 +115,25 @@ def _split_vocabulary(model: nn.Module, made: Splitting) -> None:
 
 
 def _groups(block: nn.Module) -> Iterator[list[nn.Module]]:
-    direct: list[nn.Module] = []
+    """Linears by group, in the order in which the block holds them."""
+    loose: list[nn.Module] = []
     for child in block.children():
-        if _is_linear(child):
-            direct.append(child)
-            continue
-        if _is_norm(child) and direct:
-            yield direct
-            direct = []
         held = [module for module in child.modules() if _is_linear(module)]
-        if len(held) >= 2:
+        if _is_norm(child) and loose:
+            yield loose
+            loose = []
+        elif len(held) == 1:
+            loose.append(held[0])
+        elif len(held) > 1 and sum(_holds_group(grandchild) for grandchild in child.children()) > 1:
+            yield from _groups(child)  # a list of layers, or of experts
+        elif held:
             yield held
-    if direct:
-        yield direct
+    if loose:
+        yield loose
+
+
+def _holds_group(module: nn.Module) -> bool:
+    return sum(_is_linear(child) for child in module.modules()) > 1
 
 
 def _is_linear(module: nn.Module) -> bool:

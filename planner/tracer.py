@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from dsplan.schemas.trace import Param, Segment, Trace, Unit
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what it reports is raised as well
 
 
 def trace(
