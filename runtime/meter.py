@@ -27,7 +27,7 @@ class Meter:
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._ledger: Ledger | None = None
+        self.ledger: Ledger | None = None
         self._watch: StepWatch | None = None
         self._watched = 0
         self._skipped_before = 0
@@ -60,7 +60,7 @@ class Meter:
         if self._watch is not None:
             self._count_allocator(None)
             self._watch.stop()
-            self._ledger = self._watch.ledger("measurement", self._allocated)
+            self.ledger = self._watch.ledger("measurement", self._allocated)
             self._allocated = {}
             self._watch = None
             if self._engine.skipped_steps == self._skipped_before:
@@ -75,7 +75,7 @@ class Meter:
     def write(self, folder: Path) -> None:
         """This rank's record: its ledger, and how long a step took (the median; None for less than two steps unwatched)."""
         record = {
-            "ledger": self._ledger.to_json() if self._ledger else None,
+            "ledger": self.ledger.to_json() if self.ledger else None,
             "reserved_bytes": self._reserved_bytes,
             "steps": self._engine.global_steps,
             "skipped_steps": self._engine.skipped_steps,

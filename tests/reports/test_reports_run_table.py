@@ -1,0 +1,41 @@
+"""The table after a launch, as a person reads it."""
+
+from dsplan.reports.run_table import as_text
+from dsplan.schemas.ledger import Collective, Ledger, MemoryItem, Moment
+
+MIB = 2**20
+
+
+def ledger(activations):
+    items = (
+        MemoryItem(category="params", bytes=4 * MIB, why=""),
+        MemoryItem(category="activations", bytes=activations * MIB, why=""),
+    )
+    return Ledger(
+        engine="native",
+        level="measurement",
+        moments=(Moment(phase="backward", where="backward", items=items),),
+        resident_bytes=4 * MIB,
+        collectives=(Collective(kind="all_gather", count=3, payload_bytes=8 * MIB),),
+    )
+
+
+def test_the_fullest_rank_stands_beside_the_prediction():
+    predicted = {"params_bytes": 4 * MIB, "activations_bytes": 12 * MIB, "allocated_bytes": 16 * MIB}
+    lines = as_text(predicted, [ledger(6), ledger(8)]).splitlines()
+    assert lines[0] == "peak of rank 1, the fullest of 2, in backward (engine native)"
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert rows["params"] == ["4", "MiB", "4", "MiB", "+0.0%"]
+    assert rows["activations"] == ["12", "MiB", "8", "MiB", "+50.0%"]
+    assert rows["allocated"] == ["16", "MiB", "12", "MiB", "+33.3%"]
+    assert lines[-1] == "all_gather: 3 per step, 8 MiB"
+
+
+def test_without_a_prediction_only_the_measure_is_shown():
+    text = as_text(None, [ledger(8)])
+    assert "predicted" not in text and "12 MiB" in text
+
+
+def test_a_rank_without_a_record_is_named():
+    assert as_text(None, [None, ledger(8)]).endswith("no record of rank 0")
+    assert as_text(None, [None]) == "nothing was measured: no optimizer step was made\nno record of rank 0"
