@@ -13,6 +13,7 @@ from typing import Any, Literal
 from dsplan.planner.rules import RULES, Hit, Rule, run
 from dsplan.planner.rules.known_keys import lookup, members, schema
 from dsplan.schemas.cluster import Cluster
+from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
 from dsplan.schemas.finding import Edit, FileFindings, Finding, Reader, SkippedRule, Span
@@ -21,7 +22,7 @@ from dsplan.schemas.positions import Document, SyntaxProblem, steps
 from dsplan.schemas.problem import Problem
 
 STDIN = "-"
-NEEDS = {"cluster": "--cluster", "zero_stage": "--args", "trace": "--model"}
+NEEDS = {"cluster": "--cluster", "zero_stage": "--args", "companion": "--args", "trace": "--model"}
 """What a rule may need and the user can give, to the option that gives it."""
 _SKIPPED_FOLDERS = {"node_modules", "__pycache__", "build", "dist"}
 
@@ -47,10 +48,12 @@ def lint(
             "lint --model is not there yet: no rule takes a model; dsplan estimate MODEL --config FILE tells whether it fits"
         )
     rules = chosen_rules(select, ignore)
-    filled = _companion_values(args)
+    companion = _companion(args)
     found = []
     for name, text in _texts(paths):
-        found.append(lint_text(text, name, cluster=cluster, reader=reader, engine=engine, rules=rules, filled=filled))
+        found.append(
+            lint_text(text, name, cluster=cluster, reader=reader, engine=engine, rules=rules, companion=companion)
+        )
     return found
 
 
@@ -62,18 +65,22 @@ def lint_text(
     reader: str = "auto",
     engine: str = "deepspeed",
     rules: Sequence[Rule] | None = None,
-    filled: Mapping[str, Any] | None = None,
+    companion: Companion | None = None,
 ) -> FileFindings:
-    """The findings of one text. `filled` is what the reader puts in the place of "auto", by pointer."""
+    """The findings of one text. The companion says what the reader puts in the place of "auto"."""
     read_as, document, syntax = _read(text, reader)
     context: dict[str, Any] = {"reader": read_as}
     if cluster is not None:
         context["cluster"] = cluster
     else:
         context["world_size_unknown"] = True
+    if companion is not None:
+        context["companion"] = companion
     if document is not None:
         context["document"] = document
-        context |= _meaning(document, read_as, filled or {})
+        context |= _meaning(document, read_as, _filled(companion) if companion else {})
+        if read_as != "deepspeed":
+            context["hf_reader"] = read_as
         if engine in ("native", "both") and isinstance(document.value, dict):
             context["native"] = document.value
     else:
@@ -235,17 +242,23 @@ def _replace(raw: Any, pointer: str, value: Any) -> None:
         raw[last] = value
 
 
-def _companion_values(args: str | None) -> dict[str, Any]:
-    """What the companion file puts in the place of "auto", by pointer."""
+def _companion(args: str | None) -> Companion | None:
     if args is None:
-        return {}
+        return None
     from dsplan.schemas.companion import read_companion
 
-    companion = read_companion(args)
+    return read_companion(args)
+
+
+def _filled(companion: Companion) -> dict[str, Any]:
+    """What stands in the place of "auto", by pointer."""
     values = {
         "/train_micro_batch_size_per_gpu": companion.micro_batch,
         "/gradient_accumulation_steps": companion.accumulation,
-        "/zero_optimization/stage": getattr(companion, "zero_stage", None),
+        "/gradient_clipping": companion.gradient_clipping,
+        "/zero_optimization/stage": companion.zero_stage,
+        "/fp16/enabled": companion.precision and companion.precision == "fp16",
+        "/bf16/enabled": companion.precision and companion.precision == "bf16",
     }
     return {pointer: value for pointer, value in values.items() if value is not None}
 

@@ -1,9 +1,20 @@
 """The lint rules. Importing this package registers them all in RULES, by id."""
 
-from dsplan.planner.rules import batch, native, offload, optimizer, precision, scheduler, structure, wrong_values, zero
+from dsplan.planner.rules import (
+    arguments,
+    batch,
+    native,
+    offload,
+    optimizer,
+    precision,
+    scheduler,
+    structure,
+    wrong_values,
+    zero,
+)
 from dsplan.planner.rules.mechanism import RULES, Hit, Rule, rule, run
 
-_FAMILIES = (structure, wrong_values, batch, precision, zero, offload, optimizer, scheduler, native)
+_FAMILIES = (structure, wrong_values, arguments, batch, precision, zero, offload, optimizer, scheduler, native)
 for _id in sorted(RULES):  # by id, whatever order the families came in
     RULES[_id] = RULES.pop(_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import ERROR, Hit, rule
 
 
@@ -22,4 +23,6 @@ def not_native(native: Mapping[str, Any]) -> Iterator[Hit]:
     from dsplan.schemas.native_support import reasons
 
     for pointer, severity, message in reasons(native):
-        yield Hit(pointer, message, severity=severity, on_key=True)
+        name = title(pointer)
+        said = message if not name or name.rpartition(".")[2] in message else f"{name}: {message}"
+        yield Hit(pointer, said, severity=severity, on_key=True)

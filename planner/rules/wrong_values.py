@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
-from dsplan.planner.rules.values import expected, fault
+from dsplan.planner.rules.values import fault
 from dsplan.schemas.finding import Severity
 from dsplan.schemas.json_parser import PYTHON_WORDS
 from dsplan.schemas.positions import Document, shape
@@ -93,33 +93,24 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
         who = "nobody fills"
         if filler:
             who = "only Accelerate fills" if filler == "accelerate" else "only HF Trainer and Accelerate fill"
-        said = f'{title(member.pointer)} is "auto", which {who} here'
-        if member.strict:
-            default = json.dumps(node.get("default")) if "default" in node else "its default"
+        said = f'{title(member.pointer)} is "auto", which {who}'
+        if member.strict and reader == "accelerate":
+            yield Hit(member.pointer, f"{said}; Accelerate refuses the file", remedy="write a value")
+        elif member.strict:
+            default = json.dumps(node["default"]) if "default" in node else "its default"
             severity: Severity = ERROR if "x-auto-decides" in node else WARNING if filler else INFO
-            if reader == "accelerate":
-                yield Hit(
-                    member.pointer, f"{said}; Accelerate refuses the file", remedy="write a value", severity=ERROR
-                )
-            else:
-                yield Hit(
-                    member.pointer,
-                    f"{said}; DeepSpeed drops it and takes {default}",
-                    remedy="write a value, or remove it",
-                    severity=severity,
-                )
-        else:
-            types = node.get("type")
-            counts = "; DeepSpeed keeps it as a text" + (", which counts as true" if types == "boolean" else "")
-            fails = bool(filler or node.get("x-late")) or types == "boolean"
+            fate = f"; DeepSpeed drops it and takes {default}"
+            yield Hit(member.pointer, said + fate, remedy="write a value, or remove it", severity=severity)
+        elif filler or node.get("x-late"):
+            yield Hit(member.pointer, f"{said}; DeepSpeed keeps it as a text and fails on it", remedy="write a value")
+        elif node.get("type") == "boolean":
             yield Hit(
                 member.pointer,
-                f"{said}{counts}, and fails later" if fails and types != "boolean" else f"{said}{counts}",
-                remedy=f"write {expected({key: value for key, value in node.items() if key != 'x-auto'})}"
-                if not filler
-                else "write a value",
-                severity=ERROR if fails else WARNING,
+                f"{said}; DeepSpeed keeps it as a text, which counts as true",
+                remedy="write true or false",
             )
+        else:
+            yield Hit(member.pointer, f"{said}; DeepSpeed keeps it as a text", remedy="write a value", severity=WARNING)
 
 
 @rule("DSP008", "block-not-an-object", severity=ERROR, keys=[])
@@ -145,9 +136,6 @@ def block_not_an_object(document: Document) -> Iterator[Hit]:
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=remedy,
                 fix=fix,
-                severity=_late(member)
-                if (member.node or {}).get("x-unknown") == "ignored" and member.value == []
-                else ERROR,
             )
 
 
@@ -175,16 +163,15 @@ def swallowed_line(document: Document) -> Iterator[Hit]:
         types = (member.node or {}).get("type")
         fate = ""
         if member.strict and types != "string":
-            fate = "; DeepSpeed refuses it"
+            fate = ", which DeepSpeed refuses"
         elif types == "boolean":
-            fate = ", which counts as true"
+            fate = " and counts as true"
         fix = None
         if raw.endswith(",") and "," not in word and "}" not in word and "]" not in word:
             fix = replaced(document.values_at[member.pointer], written + ",")
         yield Hit(
             member.pointer,
-            f"{title(member.pointer)} is the text {shape(member.value)}, since a word without quotes takes the rest of its "
-            f"line{fate}",
+            f"{title(member.pointer)} is the text {shape(member.value)}{fate}: a word without quotes takes the rest of its line",
             remedy=f"write {written},",
             fix=fix,
         )
