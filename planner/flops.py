@@ -186,7 +186,8 @@ class Repeats:
                 return output
             self._like.append((name, ran[0]))
             # tied to the inputs, else the trace drops what came before as unused
-            tie = sum(leaf.sum() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            tie = sum((leaf.sum() for leaf in tensors), torch.zeros((), device="meta"))
             return tree_map(
                 lambda leaf: torch.empty_like(leaf) + tie.to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
                 ran[1],

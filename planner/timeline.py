@@ -47,7 +47,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         super().__init__()
         self._model = model
         self.notes: list[str] = []
-        self._params = [[param for _, param in held] for held in params_by_unit(model, units)]
+        self._params = [[param for _, param in held if param.requires_grad] for held in params_by_unit(model, units)]
         self._phase: TracePhase = "forward"
         self._frames = [_Frame(0)]
         self._unit = 0

@@ -1,0 +1,219 @@
+"""The trace against hand-computed bytes, and against the same step on real tensors."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from dsplan.planner.kernels import GpuKernels
+from dsplan.planner.load import load_subject
+from dsplan.planner.splitting import splitting
+from dsplan.planner.timeline import Timeline, undominated
+from dsplan.planner.tracer import inputs_of, trace
+from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.recompute import apply_recompute
+from dsplan.schemas.problem import Problem
+from dsplan.schemas.trace import Point, Trace
+from hypothesis import given
+from hypothesis import strategies as st
+from models import FED, LAYERS, WIDTH, Residual, Tied, residual, subject, tied
+from torch import nn
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BATCH = 8
+
+
+def peak(segment):
+    return max(point.activation_bytes for point in segment.points)
+
+
+def test_units_are_the_rest_and_the_blocks():
+    traced = trace(residual(), precision="fp32", micro_batch=BATCH)
+    assert [unit.name for unit in traced.units] == ["", "blocks.0", "blocks.1", "blocks.2"]
+    assert [unit.numel for unit in traced.units] == [Residual.root_params] + LAYERS * [Residual.block_params]
+
+
+def test_segments_run_through_the_blocks_and_back_without_gaps():
+    segments = trace(residual(), precision="fp32", micro_batch=BATCH).segments
+    assert [(s.phase, s.unit) for s in segments] == [
+        *(("forward", unit) for unit in (0, 1, 2, 3, 0)),
+        *(("backward", unit) for unit in (0, 3, 2, 1, 0)),
+    ]
+    for before, after in itertools.pairwise(segments):
+        assert before.end.activation_bytes == after.start.activation_bytes
+
+
+def test_forward_bytes_are_those_counted_by_hand():
+    segments = trace(residual(), precision="fp32", micro_batch=BATCH).segments
+    inputs, entered = 4 * BATCH * FED, 4 * BATCH * WIDTH
+    assert segments[0].start == Point(inputs, 0, 0)
+    assert segments[0].end == Point(inputs + entered, 0, 0)
+    for index, segment in enumerate(segments[1:4]):
+        assert segment.start.activation_bytes == inputs + entered + index * BATCH * Residual.saved_per_block
+        assert peak(segment) == segment.start.activation_bytes + BATCH * Residual.peak_in_block
+        assert segment.end.activation_bytes == segment.start.activation_bytes + BATCH * Residual.saved_per_block
+
+
+def test_backward_frees_what_forward_saved_and_makes_all_gradients_of_its_unit():
+    segments = trace(residual(), precision="fp32", micro_batch=BATCH).segments
+    for segment in segments[6:9]:
+        assert segment.start.grad_bytes == 0
+        assert segment.end.grad_bytes == 4 * Residual.block_params
+        assert segment.start.activation_bytes - segment.end.activation_bytes == BATCH * Residual.saved_per_block
+    last = segments[-1].end
+    assert last.activation_bytes == 4 * BATCH * FED + 4 + 4, "the inputs, the loss and its gradient"
+
+
+def test_recompute_keeps_only_the_inputs_of_blocks():
+    segments = trace(residual(), precision="fp32", recompute="full", micro_batch=BATCH).segments
+    for segment in segments[1:4]:
+        assert segment.end.activation_bytes - segment.start.activation_bytes == 4 * BATCH * WIDTH
+    plain = trace(residual(), precision="fp32", micro_batch=BATCH).segments
+    assert peak(segments[6]) < peak(plain[6])
+
+
+def test_gradients_are_in_the_compute_dtype():
+    segments = trace(residual(), precision="bf16", micro_batch=BATCH).segments
+    assert segments[6].end.grad_bytes == 2 * Residual.block_params
+
+
+def test_frozen_parameters_have_no_gradient():
+    frozen = residual()
+    for param in frozen.module.blocks[1].parameters():
+        param.requires_grad_(False)
+    traced = trace(frozen, precision="fp32", micro_batch=BATCH)
+    assert traced.trainable_params == traced.params - Residual.block_params
+    assert [s.end.grad_bytes for s in traced.segments if s.phase == "backward" and s.unit == 2] == [0]
+
+
+def test_tied_parameters_count_once_under_their_first_name():
+    traced = trace(tied(), precision="fp32")
+    assert traced.params == Tied.params
+    assert [param.name for unit in traced.units for param in unit.params if param.numel == 64_000] == ["emb.weight"]
+
+
+def test_half_a_tied_gradient_waits_as_a_gradient_not_as_an_activation():
+    segments = trace(tied(), precision="fp32", micro_batch=1).segments
+    backward = [segment for segment in segments if segment.phase == "backward"]
+    assert backward[-1].unit == 0
+    assert backward[-1].start.grad_bytes == 4 * 64_000, "the head's part, until the embedding's comes"
+    assert max(peak(segment) for segment in backward[1:]) < 4 * 64_000
+
+
+def test_a_model_of_blocks_alone_keeps_their_names():
+    class Stack(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+    traced = trace(subject(Stack, lambda batch, seq: (torch.zeros(batch, 4),)), precision="fp32")
+    assert [unit.name for unit in traced.units] == ["", "0", "1"]
+    assert traced.notes == ("Stack has no loss(output, batch): the mean of the output stands for it",)
+
+
+def test_the_loss_is_part_of_the_trace():
+    """GPT in bf16: logits [1, 63, vocab] are cast to fp32 and log_softmax makes as much again."""
+    vocab, length = 4000, 64
+    sets = {"layers": "2", "width": "32", "heads": "4", "vocab": str(vocab), "positions": "64"}
+    gpt = load_subject(str(EXAMPLES / "gpt.py"), sets=sets, seq_len=length)
+    segments = trace(gpt, precision="bf16").segments
+    forward = [segment for segment in segments if segment.phase == "forward"][-1]
+    assert forward.unit == 0
+    logits, floats = 2 * length * vocab, 4 * (length - 1) * vocab
+    assert peak(forward) - forward.start.activation_bytes >= logits + 2 * floats
+
+
+def test_tensor_parallel_divides_what_lies_between_column_and_row_linears():
+    """GPT block, bf16: qkv, attention's output and its fp32 log-sum-exp per head, up and gelu."""
+    width, heads, length = 64, 4, 32
+    sets = {"layers": "2", "width": str(width), "heads": str(heads), "vocab": "512", "positions": "32"}
+    traced = trace(load_subject(str(EXAMPLES / "gpt.py"), sets=sets, seq_len=length), precision="bf16")
+    block = traced.segments[1]
+    assert block.end.split_bytes - block.start.split_bytes == 2 * length * width * (3 + 1 + 4 + 4) + 4 * heads * length
+    assert traced.tp_limit == heads
+    dims = {param.name: param.tp_dim for unit in traced.units for param in unit.params}
+    assert dims["blocks.0.qkv.weight"] == 0 and dims["blocks.0.qkv.bias"] == 0
+    assert dims["blocks.0.proj.weight"] == 1 and dims["blocks.0.proj.bias"] is None
+    assert dims["blocks.0.norm1.weight"] is None
+    assert dims["tokens.weight"] == 0
+
+
+def test_without_heads_a_model_is_not_split():
+    traced = trace(residual(), precision="fp32")
+    assert traced.tp_limit == 1
+    assert {param.tp_dim for unit in traced.units for param in unit.params} == {None}
+
+
+def test_without_a_sample_batch_only_the_state_is_known():
+    traced = trace(subject(Residual), precision="bf16")
+    assert traced.params == Residual.root_params + LAYERS * Residual.block_params
+    assert (traced.segments, traced.forward_flops, traced.micro_batch) == ((), None, None)
+
+
+def test_the_same_arguments_give_the_same_trace():
+    model = residual()
+    assert trace(model, precision="bf16") is trace(model, precision="bf16")
+    assert trace(model, precision="bf16") is not trace(model, precision="fp32")
+
+
+def test_the_model_is_as_it_was_afterwards():
+    model = residual()
+    before = {name: id(param) for name, param in model.module.named_parameters()}
+    trace(model, precision="bf16", recompute="full")
+    assert {name: id(param) for name, param in model.module.named_parameters()} == before
+    assert all(param.is_meta and param.dtype is torch.float32 for param in model.module.parameters())
+    assert not any("forward" in module.__dict__ for module in model.module.modules())
+
+
+def test_a_trace_survives_json():
+    traced = trace(residual(), precision="bf16", micro_batch=2)
+    assert Trace.from_json(traced.to_json()) == traced
+
+
+def test_a_loss_without_parameters_is_a_problem():
+    class Detached(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    broken = subject(lambda: Detached(2, 2), lambda batch, seq: (torch.zeros(batch, 2),))
+    with pytest.raises(Problem, match="depends on no trainable parameter"):
+        trace(broken, precision="fp32")
+
+
+def real_segments(module, batch, loss, precision, recompute):
+    """The same step on real cpu tensors."""
+    module = module.to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+    blocks = find_blocks(module)
+    timeline = Timeline(module, [block for _, block in blocks], splitting(module, blocks).roles)
+    apply_recompute(module, recompute)
+    inputs = inputs_of(batch)
+    with GpuKernels(), timeline:
+        timeline.start(inputs.tensors)
+        output = inputs.feed(module)
+        value = loss(output, batch)
+        del output
+        timeline.run_backward(value)
+    return timeline.segments()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fake_bytes_are_real_bytes(precision, recompute):
+    sets = {"layers": "3", "width": "64", "heads": "4", "vocab": "1000", "positions": "64"}
+    gpt = load_subject(str(EXAMPLES / "gpt.py"), sets=sets, seq_len=64)
+    traced = trace(gpt, precision=precision, recompute=recompute, micro_batch=2)
+    namespace = sys.modules["dsplan_model_gpt"]
+    module = namespace.build_model(3, 64, 4, 1000, 64)
+    batch = (torch.zeros(2, 64, dtype=torch.long),)
+    assert real_segments(module, batch, namespace.loss, precision, recompute) == traced.segments
+
+
+@given(st.lists(st.builds(Point, st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)), min_size=1))
+def test_no_peak_is_lost_under_any_tp(points):
+    kept = undominated(points)
+
+    def highest(some, tp):
+        return max((p.activation_bytes - p.split_bytes) * tp + p.split_bytes + p.grad_bytes * tp for p in some)
+
+    for tp in (1, 2, 4, 1000):
+        assert highest(kept, tp) == highest(points, tp)
