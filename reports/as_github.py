@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dsplan.reports.as_text import printable
 from dsplan.schemas.finding import FileFindings, Finding
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
@@ -17,7 +18,7 @@ def findings(files: Sequence[FileFindings]) -> str:
 def _command(file: str, finding: Finding) -> str:
     span = finding.span
     properties = {
-        "file": file,
+        "file": printable(file),
         "line": str(span.line),
         "endLine": str(span.end_line),
         "col": str(span.column),
@@ -26,7 +27,7 @@ def _command(file: str, finding: Finding) -> str:
     }
     listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     message = finding.message + (f"; {finding.remedy}" if finding.remedy else "")
-    return f"::{_COMMANDS[finding.severity]} {listed}::{_data(message)}"
+    return f"::{_COMMANDS[finding.severity]} {listed}::{_data(printable(message))}"
 
 
 def _data(text: str) -> str:

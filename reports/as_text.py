@@ -27,7 +27,7 @@ def findings(files: Sequence[FileFindings], color: bool = False) -> str:
 def _finding(file: str, finding: Finding, lines: Lines, color: bool) -> str:
     span = finding.span
     severity = _colored(finding.severity, _COLORS[finding.severity], color)
-    head = f"{file}:{span.line}:{span.column}: {severity}: {printable(finding.message)} [{finding.rule} {finding.name}]"
+    head = f"{printable(file)}:{span.line}:{span.column}: {severity}: {printable(finding.message)} [{finding.rule} {finding.name}]"
     if span.line > len(lines.starts) or not lines.line_text(span.line).strip():
         return head + (f"\n   = {printable(finding.remedy)}" if finding.remedy else "")
     return head + "\n" + _snippet(finding, lines, color)
