@@ -15,7 +15,7 @@ from dsplan.planner.kernels import GpuKernels
 from dsplan.planner.splitting import splitting
 from dsplan.planner.timeline import Timeline
 from dsplan.planner.tracer import assemble, sequence_length
-from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, metas, stand_in
+from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.config import DsConfig, optimizer_spec, read_config
@@ -214,8 +214,7 @@ class Engine(nn.Module):
         self._timeline.run_backward(loss)
         segments = self._timeline.segments()
         self._open.close()
-        with lent_weights(self.module, metas(torch.bfloat16)):
-            flops = forward_flops(self.module, self._blocks, stand_in(self._inputs, metas(torch.bfloat16)))
+        flops = forward_flops(self.module, self._blocks, self._inputs)
         micro_batch = self._recording.micro_batch or self._fed
         trace = assemble(
             source,

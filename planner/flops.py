@@ -1,4 +1,4 @@
-"""Forward FLOPs per unit: fvcore on meta tensors; where it cannot trace, torch's counter, which says so."""
+"""Forward FLOPs per unit: fvcore on meta tensors; where it cannot trace, torch's counter on fake ones, as flops_source says."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dsplan.planner.weightless import Inputs
+from dsplan.planner.kernels import NormalValues
+from dsplan.planner.weightless import Inputs, fakes, lent_weights, metas, stand_in
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-FVCORE, FLOP_COUNTER = "fvcore", "flop counter"
+FVCORE, FLOP_COUNTER, UNKNOWN = "fvcore", "flop counter", "unknown"
 
 FLOPS_PER_MAC = 2
 """One multiply and one add. Everything below counts multiply-adds; they are doubled once, in `_flops`."""
@@ -53,46 +55,58 @@ class Flops:
     notes: tuple[str, ...] = ()
 
     @property
-    def total(self) -> float:
-        return sum(self.units)
+    def total(self) -> float | None:
+        return sum(self.units) if self.source != UNKNOWN else None
 
 
 def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
-    """FLOPs of one forward of a model on device meta, per unit. Its inputs are on meta too.
+    """FLOPs of one forward, per unit. Of the model and its inputs shapes alone are used.
 
     Attention counts as a full square of the sequence, causal or not. An operator that multiplies matrices and has no
-    handle is named in the notes.
+    handle is named in the notes. All in bf16: the fused experts' kernel takes nothing else, and it changes no count.
     """
     try:
-        repeats = Repeats(blocks)
-        macs, unknown = _by_fvcore(model, inputs, repeats)
-        if repeats.unsure:
-            macs, unknown = _by_fvcore(model, inputs, Repeats(()))
+        return _by_fvcore(model, blocks, inputs)
     except Exception:
-        return counted_flops(model, blocks, inputs)
-    notes = [f"FLOPs: {name} ({count} times) has no formula and counts as 0" for name, count in sorted(unknown.items())]
-    return _flops(lambda name: macs.get(name, 0.0), blocks, FVCORE, notes)
-
-
-def counted_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
-    """The same by torch's FlopCounterMode, on device meta: for models that cannot be traced by torch.jit."""
-    from torch.utils.flop_counter import FlopCounterMode
-
+        pass  # control flow that depends on values, and what else torch.jit cannot trace
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad(), _MetaConvolutions():
-            inputs.feed(model)
+        return _by_counter(model, blocks, inputs)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Flops(
             (0.0,) * (len(blocks) + 1),
-            "none",
-            (f"FLOPs are not known: the model does not run on device meta ({reason})",),
+            UNKNOWN,
+            (f"FLOPs are not known: the model cannot be traced for them ({reason})",),
         )
+
+
+def _by_fvcore(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
+    metas_only = metas(torch.bfloat16)
+    with lent_weights(model, metas_only), torch.no_grad():
+        on_meta = stand_in(inputs, metas_only)
+        repeats = Repeats(blocks)
+        macs, unknown = _fvcore_macs(model, on_meta, repeats)
+        if repeats.unsure:
+            macs, unknown = _fvcore_macs(model, on_meta, Repeats(()))
+    notes = [f"FLOPs: {name} ({count} times) has no formula and counts as 0" for name, count in sorted(unknown.items())]
+    return _flops(lambda name: macs.get(name, 0.0), blocks, FVCORE, notes)
+
+
+def _by_counter(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
+    """By torch's FlopCounterMode on fake cpu tensors."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes_only = fakes(mode, torch.bfloat16)
+    counter = FlopCounterMode(display=False, custom_mapping=_COUNTER_FORMULAS)
+    values = NormalValues()  # type: ignore[no-untyped-call]
+    with lent_weights(model, fakes_only), torch.no_grad(), mode, values, counter:
+        stand_in(inputs, fakes_only).feed(model)
     root = type(model).__name__
-    totals = {name: sum(found.values()) / FLOPS_PER_MAC for name, found in counter.get_flop_counts().items()}
-    by_name = {
-        "" if name in (root, "Global") else name.removeprefix(f"{root}."): total for name, total in totals.items()
-    }
+    by_name: dict[str, float] = {}
+    for name, found in counter.get_flop_counts().items():
+        own = "" if name in (root, "Global") else name.removeprefix(f"{root}.")
+        by_name[own] = sum(found.values()) / FLOPS_PER_MAC
     return _flops(lambda name: by_name.get(name, 0.0), blocks, FLOP_COUNTER, [])
 
 
@@ -121,7 +135,7 @@ class _Positional(nn.Module):
         return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
 
-def _by_fvcore(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[dict[str, float], dict[str, int]]:
+def _fvcore_macs(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[dict[str, float], dict[str, int]]:
     """(multiply-adds by module name, matrix operators without a formula)."""
     from fvcore.nn import FlopCountAnalysis
 
@@ -130,7 +144,7 @@ def _by_fvcore(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[dict
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     analysis.set_op_handle(**HANDLES)
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with torch.no_grad(), _MetaConvolutions(), repeats, warnings.catch_warnings():
+    with _MetaConvolutions(), repeats, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         counts = analysis.by_module_and_operator()
         unknown = analysis.unsupported_ops()
@@ -362,3 +376,18 @@ HANDLES: dict[str, Any] = {
     "aten::rms_norm": _nothing,
 }
 """What fvcore lacks, or counts for some shapes only."""
+
+
+def _counted_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(FLOPS_PER_MAC * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
+
+
+def _counted_grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    return int(FLOPS_PER_MAC * math.prod(left) * right[-1])
+
+
+_COUNTER_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _counted_attention,
+    torch.ops.aten._grouped_mm: _counted_grouped,
+}
+"""What torch's counter lacks: without them attention on cpu counts as 0."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class GpuKernels(TorchFunctionMode):
@@ -30,6 +31,22 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
     if inplace or not training or p in (0, 1):
         return F.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
+
+
+def normal_value(tensor: torch.Tensor) -> bool | int | float:
+    """What `.item()` says, since fake tensors hold no values: finite, no overflow."""
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 0
+
+
+class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers `.item()` of fake tensors with a normal step's value."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return normal_value(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: Any = None, *_: Any, **__: Any) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dsplan.planner.kernels import grouped_mm
+from dsplan.planner.kernels import grouped_mm, normal_value
 from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.trace import Point, Segment, TracePhase
 from torch import nn
@@ -122,7 +122,8 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            return self._normal_value(args[0])
+            self.notes.append("a tensor's value is read (.item(), if tensor: ...); 1.0, 0 or False stood for it")
+            return normal_value(args[0])
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two of three calls
         unit, place = self._where()
@@ -132,13 +133,6 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             func = grouped_mm  # its fake form takes bf16 alone
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _normal_value(self, tensor: torch.Tensor) -> bool | int | float:
-        """What `.item()` says, since fake tensors hold no values: finite, no overflow."""
-        self.notes.append("a tensor's value is read (.item(), if tensor: ...); 1.0, 0 or False stood for it")
-        if tensor.dtype is torch.bool:
-            return False
-        return 1.0 if tensor.is_floating_point() else 0
 
     def _where(self) -> tuple[int, int]:
         if self._phase == "forward" or len(self._frames) > 1:  # in backward: a block that is computed again

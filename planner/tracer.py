@@ -12,7 +12,7 @@ from dsplan.planner.kernels import GpuKernels
 from dsplan.planner.load import ModelSubject, Subject, user_code
 from dsplan.planner.splitting import Splitting, splitting
 from dsplan.planner.timeline import Timeline, params_by_unit
-from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, metas, stand_in
+from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, stand_in
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem
@@ -109,7 +109,7 @@ def assemble(
         seq_len=seq_len,
         segments=segments,
         forward_flops=flops.total if flops else None,
-        flops_source=flops.source if flops else None,
+        flops_source=flops.source if flops and flops.total is not None else None,
         tp_limit=rules.limit,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -118,13 +118,10 @@ def assemble(
 def _flops(
     subject: ModelSubject, blocks: Sequence[tuple[str, nn.Module]], micro_batch: int, seq_len: int | None
 ) -> Flops:
-    """Counted once in bf16, since the fused experts' meta kernel takes nothing else; precision changes no count."""
+    """Counted once: neither precision nor recompute changes them."""
     key = (micro_batch, seq_len)
     if key not in subject.flops:
-        inputs = inputs_of(sample(subject, micro_batch, seq_len))
-        with lent_weights(subject.module, metas(torch.bfloat16)):
-            found = forward_flops(subject.module, blocks, stand_in(inputs, metas(torch.bfloat16)))
-        subject.flops[key] = found
+        subject.flops[key] = forward_flops(subject.module, blocks, inputs_of(sample(subject, micro_batch, seq_len)))
     return subject.flops[key]
 
 
