@@ -91,7 +91,7 @@ def lint_text(
         missing = [need for need in rule.needs if need not in context]
         if not missing:
             findings += [_finding(rule, hit, document, read_as) for hit in run(rule, context)]
-        elif document is not None and all(need in NEEDS for need in missing):
+        elif document is not None and isinstance(document.value, dict) and all(need in NEEDS for need in missing):
             skipped.append(SkippedRule(rule=rule.id, needs=" ".join(NEEDS[need] for need in missing)))
     findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
     unique = tuple(dict.fromkeys(findings))

@@ -12,6 +12,7 @@ _HJSON_SPACE = " \t\n\r"
 _HJSON_NUMBER = re.compile(r"[\t ]*(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?[\t ]*")
 _HJSON_TEXT = re.compile(r"[^'\"\\\x00-\x1f]*")
 _HJSON_STOP = re.compile(r"[\r\n,}\]#]|//|/\*|$(?![\s\S])")
+_HJSON_LINE_END = re.compile(r"[\r\n]|$(?![\s\S])")
 _INDENT = re.compile(r"[ \t\r]*")
 
 
@@ -210,23 +211,23 @@ class HjsonParser(Parser):
         text = self.text
         if text[at] in "{}[],:":
             raise self.wrong(f"a value is expected, but here is {self.found(at)}", at)
-        stop = at
-        while True:
-            match = _HJSON_STOP.search(text, stop)
-            assert match
-            stop = match.start()
-            word = text[at:stop].strip()
-            if word in ("null", "true", "false") and text[at] == word[0]:
-                return WORDS[word], stop
-            if text[at] == "-" or "0" <= text[at] <= "9":
-                number = _HJSON_NUMBER.match(text, at)
-                if number and number.end() == stop:
-                    return self.number(number, at), stop
-            if stop >= len(text) or text[stop] in "\r\n":
-                if any(char in text[at:stop] for char in ",}]"):
-                    self.swallowed = (at, stop)
-                return word, stop
-            stop = match.end()
+        first = _HJSON_STOP.search(text, at)
+        assert first
+        stop = first.start()
+        word = text[at:stop].strip()
+        if word in ("null", "true", "false") and text[at] == word[0]:
+            return WORDS[word], stop
+        if text[at] == "-" or "0" <= text[at] <= "9":
+            number = _HJSON_NUMBER.match(text, at)
+            if number and number.end() == stop:
+                return self.number(number, at), stop
+        line_end = _HJSON_LINE_END.search(text, stop)
+        assert line_end
+        end = line_end.start()
+        word = text[at:end].strip()
+        if any(char in word for char in ",}]"):
+            self.swallowed = (at, end)
+        return word, end
 
     def number(self, match: re.Match[str], at: int) -> int | float:
         whole, fraction, exponent = match.groups()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 
@@ -11,7 +12,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     Near: the same but for case, spaces, - and _; or few edits away (one per four letters, three at most);
     or the one is the other's beginning or end, and most of it.
     """
-    names = list(known)
+    return _nearest(name, tuple(known)) if len(name) <= 80 else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _nearest(name: str, names: tuple[str, ...]) -> str | None:
     plain = _plain(name)
     for other in names:
         if _plain(other) == plain:
@@ -27,6 +32,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 

@@ -293,7 +293,7 @@ def byte_order_mark(document: Document) -> Iterator[Hit]:
             "",
             "the file starts with a byte-order mark; HF Trainer and Accelerate cannot read it",
             remedy="save it without one",
-            fix=replaced((0, 1), ""),
+            fix=None if document.text.startswith(2 * BOM) else replaced((0, 1), ""),
         )
 
 
