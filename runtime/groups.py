@@ -34,10 +34,11 @@ def local_rank() -> int:
 
 
 def own_device() -> torch.device:
-    """Where this rank computes: its GPU under NCCL, else the host."""
-    if torch.cuda.is_available() and "nccl" in str(dist.get_backend()):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Where this rank computes: the GPU of its local rank, or the host where the group's backend is one for hosts."""
+    if not torch.cuda.is_available() or dist.get_backend() in ("gloo", "mpi", "fake"):
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank())
+    return torch.device("cuda", local_rank())
 
 
 def data_parallel_mesh(device: torch.device) -> DeviceMesh:

@@ -58,6 +58,7 @@ def initialize(
     ds_config, batch = _settle_config(config if config is not None else config_params, args)
     if mpu is not None or mesh_param is not None:
         raise Problem("mpu and mesh_param are not carried out by the native engine; leave them out")
+    _refuse_sparse_gradients(model)
     refuse_unequal_models(model)
 
     device = own_device()
@@ -103,6 +104,14 @@ def add_config_arguments(parser: Any) -> Any:
     group.add_argument("--deepspeed", default=False, action="store_true")
     group.add_argument("--deepspeed_config", default=None, type=str)
     return parser
+
+
+def _refuse_sparse_gradients(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise Problem(
+                f"{name} is an embedding with sparse=True, whose gradients FSDP2 cannot reduce; build it with sparse=False"
+            )
 
 
 def _settle_config(given: Any, args: Any) -> tuple[DsConfig, Batch]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dsplan.reports.run_table import as_text
+from dsplan.runtime.agent import Outcome, run_until_done
 from dsplan.runtime.orders import VARIABLE, Orders
 from dsplan.schemas import native_support
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import PlanFile
 from dsplan.schemas.problem import Problem
-
-PATIENCE_SECONDS = 5
-"""How long a rank that is told to end may take before it is killed."""
 
 
 def launch(
@@ -61,9 +57,9 @@ def launch(
             launcher_pid=os.getpid(),
         )
         with _environment({VARIABLE: str(orders.write()), "OMP_NUM_THREADS": _threads(count)}):
-            exit_codes, code = _run_ranks(count, [str(script), *script_args])
-        if code:
-            return _explain_failure(Path(folder), exit_codes, code)
+            outcome = run_until_done(count, ["-m", "dsplan.runtime.bootstrap", str(script), *script_args])
+        if not outcome.good:
+            return _explain_failure(Path(folder), outcome)
         records = [_record(Path(folder), rank) for rank in range(count)]
     if predicted is None and plan:
         predicted = plan.predicted
@@ -148,75 +144,31 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[key] = value
 
 
-def _run_ranks(count: int, command: list[str]) -> tuple[dict[int, int], int]:
-    """Exit codes of the ranks that failed, and the code that stands for all: 0 where none did."""
-    from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
-
-    class Agent(LocalElasticAgent):
-        """torchrun's agent, with less patience for ranks that do not end when told to."""
-
-        def _stop_workers(self, worker_group: WorkerGroup) -> None:
-            self._shutdown(timeout=PATIENCE_SECONDS)
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the failure is told below, once
-    rendezvous = registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend="c10d",
-            endpoint="localhost:0",
-            run_id=uuid.uuid4().hex,
-            min_nodes=1,
-            max_nodes=1,
-            local_addr="localhost",
-        )
-    )
-    spec = WorkerSpec(
-        role="rank",
-        local_world_size=count,
-        entrypoint=sys.executable,
-        args=("-m", "dsplan.runtime.bootstrap", *command),
-        rdzv_handler=rendezvous,
-        max_restarts=0,
-        monitor_interval=0.1,
-        local_addr="localhost",
-    )
-    agent = Agent(spec, DefaultLogsSpecs(), start_method="spawn", exit_barrier_timeout=5)
-    try:
-        result = agent.run()
-    except SignalException as stop:
-        return {}, 128 + int(stop.sigval)
-    finally:
-        rendezvous.shutdown()
-    failed = {rank: failure.exitcode for rank, failure in result.failures.items()}
-    return failed, (1 if result.is_failed() else 0)
-
-
-def _explain_failure(folder: Path, exit_codes: dict[int, int], code: int) -> int:
+def _explain_failure(folder: Path, outcome: Outcome) -> int:
     """Print why the launch failed, the rank at fault by name, and give the exit code."""
+    if outcome.stopped_by is not None:
+        print(f"dsplan: stopped by {outcome.stopped_by.name}", file=sys.stderr, flush=True)
+        return 128 + outcome.stopped_by
     told = {}
-    for path in folder.glob("failure_*.json"):
-        told[int(path.stem.removeprefix("failure_"))] = json.loads(path.read_text("utf-8"))
-    if not exit_codes:
-        print(f"dsplan: stopped by {signal.Signals(code - 128).name}", file=sys.stderr, flush=True)
-        return code
+    for rank in outcome.exit_codes:
+        path = folder / f"failure_{rank}.json"
+        if path.exists():
+            told[rank] = json.loads(path.read_text("utf-8"))
     # A rank that was killed leaves no word, and its death is what the others then complain of.
-    killed = [rank for rank, rank_code in exit_codes.items() if rank_code < 0 and rank_code != -signal.SIGTERM]
-    spoke = [rank for rank in told if exit_codes.get(rank) != -signal.SIGTERM]  # SIGTERM is what the others were sent
-    first = min(killed) if killed else min(spoke, key=lambda rank: told[rank]["time"], default=min(exit_codes))
-    exit_code = exit_codes.get(first, 1)
+    killed = [rank for rank, exit_code in outcome.exit_codes.items() if exit_code < 0]
+    first = min(killed) if killed else min(told, key=lambda rank: told[rank]["time"], default=min(outcome.exit_codes))
+    exit_code = outcome.exit_codes[first]
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = " (out of memory on the host, perhaps)" if exit_code == -signal.SIGKILL else ""
         print(f"dsplan: error: rank {first} was killed by {name}{hint}", file=sys.stderr, flush=True)
         return 128 - exit_code
-    if first in told and told[first]["refused"]:
-        print(f"dsplan: error: {told[first]['text']}", file=sys.stderr, flush=True)
+    record = told.get(first, {"text": "", "refused": False})
+    if record["refused"]:
+        print(f"dsplan: error: {record['text']}", file=sys.stderr, flush=True)
         return exit_code
-    if first in told and told[first]["text"]:
-        text = told[first]["text"].rstrip()
-        print(f"rank {first} failed:\n{text}", file=sys.stderr)
+    if record["text"]:
+        print(f"rank {first} failed:\n{record['text'].rstrip()}", file=sys.stderr)
     print(f"dsplan: error: rank {first} ended with exit code {exit_code}", file=sys.stderr, flush=True)
     return exit_code
 

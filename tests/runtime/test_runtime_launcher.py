@@ -111,7 +111,8 @@ def test_the_exit_code_is_that_of_the_first_rank_that_failed(launched, tmp_path,
     assert (code, told in err) == (expected, True), err
 
 
-def test_no_rank_outlives_a_killed_launcher(tmp_path):
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT])
+def test_no_rank_outlives_its_launcher(tmp_path, death):
     body = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
     process = start_launch(write_config(tmp_path, {}), write_script(tmp_path, body))
     try:
@@ -119,7 +120,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path):
             assert process.stdout.readline() == "ready\n", process.stderr.read()
         ranks = psutil.Process(process.pid).children(recursive=True)
         assert len(ranks) >= 2
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(death)
         _, alive = psutil.wait_procs(ranks, timeout=15)
         assert not alive
     finally:

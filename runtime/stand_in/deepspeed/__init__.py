@@ -6,7 +6,7 @@ from typing import Any
 
 from dsplan.runtime import Engine, add_config_arguments, init_distributed, initialize
 
-from . import accelerator, comm, ops, runtime, utils, zero
+from . import accelerator, checkpointing, comm, ops, runtime, utils, zero
 from .runtime import lr_schedules
 
 __version__ = "0.19.8"
@@ -18,6 +18,7 @@ __all__ = [
     "DeepSpeedEngine",
     "accelerator",
     "add_config_arguments",
+    "checkpointing",
     "comm",
     "init_distributed",
     "initialize",
