@@ -62,23 +62,21 @@ def step_time(trace: Trace, plan: Plan, cluster: Cluster) -> StepTime:
 
 
 def _work(trace: Trace, plan: Plan, gpu: Gpu, rate: float) -> _Work:
-    """The roofline: matmuls at their rate, or every byte of weights and activations over the memory, whichever is slower."""
+    """Matmuls at their rate, then the elementwise operators at the memory's; weights are read behind the matmuls."""
     assert trace.forward_flops is not None
     blocks_flops = sum(unit.forward_flops for unit in trace.blocks)
     share = 1 / (plan.layout.tp * plan.layout.pp)
     forward_flops = trace.forward_flops * share
     again = {"none": 0.0, "full": blocks_flops * share, "selective": 0.0}[plan.recompute]
-    weights = trace.params * PRECISION_BYTES[plan.precision] * share
     kept = max(segment.end.activation_bytes for segment in trace.segments) * share
     byte_rate = gpu.memory_bytes_per_second * MEMORY_EFFICIENCY
-    forward_bytes = weights + 2 * kept  # written once, read once by the next operator
     flop_rate = rate * MATMUL_EFFICIENCY
-    return _Work(
-        forward=max(forward_flops / flop_rate, forward_bytes / byte_rate),
-        backward=max(
-            (BACKWARD_PER_FORWARD * forward_flops + again) / flop_rate, BACKWARD_PER_FORWARD * forward_bytes / byte_rate
-        ),
-    )
+    weights_seconds = trace.params * PRECISION_BYTES[plan.precision] * share / byte_rate
+    elementwise_seconds = 2 * kept / byte_rate  # each kept byte is written once and read once by the next operator
+    forward = max(forward_flops / flop_rate, weights_seconds) + elementwise_seconds
+    backward_flops = BACKWARD_PER_FORWARD * forward_flops + again
+    backward = max(backward_flops / flop_rate, BACKWARD_PER_FORWARD * weights_seconds)
+    return _Work(forward=forward, backward=backward + BACKWARD_PER_FORWARD * elementwise_seconds)
 
 
 def _sweep(trace: Trace, plan: Plan, gpu: Gpu) -> float:

@@ -47,7 +47,7 @@ def shown_rows(estimate: Estimate, *, everything: bool) -> tuple[Row, ...]:
         key=lambda row: (
             order[row.verdict],
             not row.runnable,
-            row.time.step_seconds if row.time.step_seconds is not None else float("inf"),
+            -(row.time.samples_per_second or 0.0),
             row.memory.device_bytes or 0,
         ),
     )
