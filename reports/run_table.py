@@ -23,7 +23,9 @@ def as_text(predicted: Mapping[str, Any] | None, ledgers: Sequence[Ledger | None
     worst = max(held, key=lambda rank: held[rank].allocated_bytes)
     ledger = held[worst]
     told = predicted or {}
-    lines = [(category, told.get(f"{category}_bytes"), ledger.peak.category_bytes(category)) for category in CATEGORIES]
+    lines: list[tuple[str, int | None, int]] = [
+        (category, told.get(f"{category}_bytes"), ledger.peak.category_bytes(category)) for category in CATEGORIES
+    ]
     lines.append(("allocated", told.get("allocated_bytes"), ledger.allocated_bytes))
     rows = [(name, *_cells(before, after)) for name, before, after in lines]
     if predicted is None:

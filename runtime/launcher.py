@@ -32,11 +32,13 @@ def launch(
     script_config: bool = False,
     run_dir: Path | None = None,
     predicted: dict[str, Any] | None = None,
+    as_json: bool = False,
 ) -> int:
     """Run the script on every rank under TARGET, a plan.json or a DeepSpeed config; the exit code for the shell.
 
     That is the code of the first rank that failed (128 + n for signal n), or 2 where the engine refused. Writes run.json
-    into run_dir (default: here) and prints predicted beside measured. Problem where nothing could be started.
+    into run_dir (default: a temporary folder) and prints predicted beside measured, or run.json with as_json. Problem
+    where nothing could be started.
     """
     raw = load_config_file(target)
     plan = _plan(raw, target)
@@ -72,10 +74,12 @@ def launch(
         "measured": worst.to_json() if worst else None,
         "ranks": records,
     }
-    path = (run_dir or Path()) / "run.json"
+    text = json.dumps(run, indent=1)
+    path = (run_dir or Path(tempfile.mkdtemp(prefix="dsplan_run_"))) / "run.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(run, indent=1) + "\n", "utf-8")
-    print(as_text((predicted or {}).get("memory"), ledgers), flush=True)
+    path.write_text(text + "\n", "utf-8")
+    print(text if as_json else as_text((predicted or {}).get("memory"), ledgers), flush=True)
+    print(f"dsplan: the run's record is {path}", file=sys.stderr, flush=True)
     return 0
 
 
