@@ -76,8 +76,24 @@ def estimate(
         skipped=found.skipped,
         own=own,
         origins=settings.origins,
-        notes=tuple(dict.fromkeys((*subject.notes, *first.notes))),
+        notes=notes_of(subject, first, [row.plan for row in rows]),
     )
+
+
+def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """What the reader should know of these plans: the subject's and the trace's notes, and a batch that is not what it says."""
+    notes = [*subject.notes, *traced.notes]
+    if all(plan.layout.tp == 1 for plan in plans):
+        notes = [note for note in notes if not note.startswith("tensor parallel")]
+    said = (subject.config or {}).get("train_batch_size")
+    if subject.micro_batch and isinstance(said, int):
+        real = next((plan.global_batch for plan in plans if plan.global_batch != said), None)
+        if real is not None and plans[0].micro_batch == subject.micro_batch:
+            notes.append(
+                f"the script feeds {subject.micro_batch} samples to each rank, so the global batch is {real}, "
+                f"not the {said} of its train_batch_size; --micro-batch estimates another feed"
+            )
+    return tuple(dict.fromkeys(notes))
 
 
 def merged(reports: Sequence[Estimate]) -> Estimate:

@@ -67,16 +67,25 @@ def _work(trace: Trace, plan: Plan, gpu: Gpu, rate: float) -> _Work:
     blocks_flops = sum(unit.forward_flops for unit in trace.blocks)
     share = 1 / (plan.layout.tp * plan.layout.pp)
     forward_flops = trace.forward_flops * share
-    again = {"none": 0.0, "full": blocks_flops * share, "selective": 0.0}[plan.recompute]
-    kept = max(segment.end.activation_bytes for segment in trace.segments) * share
     byte_rate = gpu.memory_bytes_per_second * MEMORY_EFFICIENCY
     flop_rate = rate * MATMUL_EFFICIENCY
     weights_seconds = trace.params * PRECISION_BYTES[plan.precision] * share / byte_rate
-    elementwise_seconds = 2 * kept / byte_rate  # each kept byte is written once and read once by the next operator
-    forward = max(forward_flops / flop_rate, weights_seconds) + elementwise_seconds
-    backward_flops = BACKWARD_PER_FORWARD * forward_flops + again
-    backward = max(backward_flops / flop_rate, BACKWARD_PER_FORWARD * weights_seconds)
-    return _Work(forward=forward, backward=backward + BACKWARD_PER_FORWARD * elementwise_seconds)
+    touched = (
+        2 * _activations(trace) * share / byte_rate
+    )  # each byte is written once and read once by the next operator
+    again = trace.recompute == "full"
+    again_seconds = (blocks_flops * share / flop_rate + touched) if again else 0.0
+    forward = max(forward_flops / flop_rate, weights_seconds) + touched
+    return _Work(forward=forward, backward=BACKWARD_PER_FORWARD * forward + again_seconds)
+
+
+def _activations(trace: Trace) -> int:
+    """Bytes that one forward makes for backward, recomputed ones included: what each backward segment comes to hold and frees."""
+    return sum(
+        max(point.activation_bytes for point in segment.points) - segment.end.activation_bytes
+        for segment in trace.segments
+        if segment.phase == "backward" and segment.points
+    )
 
 
 def _sweep(trace: Trace, plan: Plan, gpu: Gpu) -> float:

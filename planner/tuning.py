@@ -78,7 +78,7 @@ def tune(
     facts = estimating.model_facts(subject, traced)
     base = ds_config.raw if ds_config else subject.config or {}
     same, why = _trains_the_same(settings, best, wanted, origin)
-    notes = [*subject.notes, *traced.notes]
+    notes = list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
     if best and not base.get("optimizer") and subject.optimizer is None:
         notes.append(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "

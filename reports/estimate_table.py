@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from dsplan.schemas.estimate import Estimate, Row
-from dsplan.schemas.units import count, flops, gib, seconds
+from dsplan.schemas.units import count, flops, gib, in_unit, seconds, size, table_unit
 from tabulate import tabulate
 
 MOST_ROWS = 8
@@ -26,7 +26,7 @@ _HEADERS = (
     "buckets",
     "temp",
     "allocated",
-    "device (low-high)",
+    "device GiB (low-high)",
     "host",
     "step",
     "tokens/s/GPU",
@@ -123,6 +123,7 @@ def _batch(rows: Sequence[Row]) -> str:
 
 
 def _cells(estimate: Estimate, rows: Sequence[Row]) -> list[list[str]]:
+    _, unit = _unit(rows)
     cells = []
     for index, row in enumerate(rows):
         memory, plan = row.memory, row.plan
@@ -138,16 +139,16 @@ def _cells(estimate: Estimate, rows: Sequence[Row]) -> list[list[str]]:
                 str(plan.layout.dp),
                 str(plan.layout.tp),
                 str(plan.layout.pp),
-                gib(memory.params_bytes),
-                gib(memory.grads_bytes),
-                gib(memory.optimizer_bytes),
-                gib(memory.activations_bytes),
-                gib(memory.gathered_params_bytes),
-                gib(memory.buckets_bytes),
-                gib(memory.temporary_bytes),
-                gib(memory.allocated_bytes),
+                in_unit(memory.params_bytes, unit),
+                in_unit(memory.grads_bytes, unit),
+                in_unit(memory.optimizer_bytes, unit),
+                in_unit(memory.activations_bytes, unit),
+                in_unit(memory.gathered_params_bytes, unit),
+                in_unit(memory.buckets_bytes, unit),
+                in_unit(memory.temporary_bytes, unit),
+                in_unit(memory.allocated_bytes, unit),
                 device,
-                gib(memory.host_bytes) if memory.host_bytes else "-",
+                in_unit(memory.host_bytes, unit) if memory.host_bytes else "-",
                 seconds(row.time.step_seconds),
                 "-" if tokens is None else f"{tokens:,.0f}",
                 "-" if row.time.mfu is None else f"{row.time.mfu:.0%}",
@@ -157,8 +158,12 @@ def _cells(estimate: Estimate, rows: Sequence[Row]) -> list[list[str]]:
     return cells
 
 
+def _unit(rows: Sequence[Row]) -> tuple[str, int]:
+    return table_unit(max(row.memory.allocated_bytes or row.memory.optimizer_bytes or 0 for row in rows))
+
+
 def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
-    lines = ["GiB per GPU on the fullest rank at its peak; host GiB per node."]
+    lines = [f"{_unit(rows)[0]} per GPU on the fullest rank at its peak; host: per node."]
     if estimate.own is not None:
         lines[0] += " > marks your own configuration."
     if any(not row.runnable for row in rows):
@@ -177,6 +182,6 @@ def _formulas(row: Row) -> str:
     if row.ledger is None or not row.ledger.moments:
         return f"{title}: no formula"
     peak = row.ledger.peak
-    lines = [f"{title}: peak in {peak.where}, {gib(peak.allocated_bytes)} GiB"]
-    lines += [f"  {item.category:<16} {gib(item.bytes):>8} GiB  {item.why}" for item in peak.items if item.bytes]
+    lines = [f"{title}: peak in {peak.where}, {size(peak.allocated_bytes)}"]
+    lines += [f"  {item.category:<16} {size(item.bytes):>11}  {item.why}" for item in peak.items if item.bytes]
     return "\n".join(lines)

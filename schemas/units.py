@@ -42,6 +42,24 @@ def gib(num_bytes: int | float | None) -> str:
     return f"{value:.2f}" if value >= 0.995 or value == 0 else f"{value:.3g}"
 
 
+def table_unit(largest_bytes: int | float) -> tuple[str, int]:
+    """The one binary unit in which a table of bytes reads well, given its largest cell: ("GiB", 2**30)."""
+    for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if largest_bytes >= unit:
+            return name, unit
+    return "B", 1
+
+
+def in_unit(num_bytes: int | float | None, unit: int) -> str:
+    """A cell of that table: "12.57", "0.003", "7"; "-" where there is no number."""
+    if num_bytes is None:
+        return "-"
+    value = num_bytes / unit
+    if value == 0 or unit == 1:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if value >= 0.995 else f"{value:.2g}"
+
+
 def size(num_bytes: int | float) -> str:
     """Bytes with the binary unit that suits: "12.57 GiB", "38.1 MiB", "512 B"."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
