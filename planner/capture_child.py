@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 import dsplan.runtime
 import torch
 import torch.distributed as dist
-from dsplan.planner.captured import Captured, Engine, Recording, init_distributed, initialize
+from dsplan.planner.captured import Captured, Engine, Recording, Resize, init_distributed, initialize
 from dsplan.planner.load import blame
 from dsplan.planner.weightless import parameters_on_meta
 from dsplan.schemas.problem import Problem
@@ -66,11 +67,32 @@ def _run(script: str, arguments: Sequence[str], recording: Recording) -> dict[st
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise Problem(_unfinished(script, recording, "exits")) from None
         where, text = blame(error, Path(script))
+        if recording.resize is not None and recording.resize.asked is not None:
+            raise _not_resized(script, recording.resize, error, text) from error
         reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
         if isinstance(error, SystemExit):
-            reason = f"it exits with code {error.code}; arguments of the script go after --"
-        raise Problem(f"{where or f'{script}: '}the script raised {reason}", user_traceback=text) from error
+            raise Problem(
+                f"{where or f'{script}: '}the script exits with code {error.code}; its arguments go after --"
+            ) from None
+        raise Problem(
+            f"{where or f'{script}: '}the script raised {reason}; correct it and run again", user_traceback=text
+        ) from error
     raise Problem(_unfinished(script, recording, "ends"))
+
+
+def _not_resized(script: str, resize: Resize, error: BaseException, text: str) -> Problem:
+    """The script runs at the batch that it feeds, but not at another."""
+    names: list[str] = []
+    for tensor in resize.left_as_they_were():
+        held = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+        name = next((key for scope in held for key, value in scope.items() if value is tensor), "a tensor")
+        names.append(f"{name} of shape {list(tensor.shape)}")
+    why = f"{' and '.join(names)} may or may not hold the batch" if names else f"it then raises {type(error).__name__}"
+    return Problem(
+        f"{script}: micro_batch {resize.asked} is asked for, but the script feeds {resize.fed}, and its batch cannot be "
+        f"resized: {why}; let the script feed {resize.asked} itself (its arguments go after --)",
+        user_traceback=text,
+    )
 
 
 def _unfinished(script: str, recording: Recording, verb: str) -> str:

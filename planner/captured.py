@@ -46,6 +46,8 @@ class Recording:
     recompute: str | None
     micro_batch: int | None
     initialized: bool = False
+    resize: Resize | None = None
+    """Of the step that is being recorded."""
 
 
 def init_distributed(*_: Any, **__: Any) -> None:
@@ -91,8 +93,9 @@ def initialize(
     engine.optimizer, engine.lr_scheduler = client, scheduler
     loader = None
     if training_data is not None:
-        micro_batch = ds_config.micro_batch if isinstance(ds_config.micro_batch, int) else 1
-        loader = torch.utils.data.DataLoader(training_data, batch_size=micro_batch, collate_fn=collate_fn)
+        loader = torch.utils.data.DataLoader(
+            training_data, batch_size=engine.train_micro_batch_size_per_gpu(), collate_fn=collate_fn
+        )
     engine.training_dataloader = loader
     return engine, client, loader, scheduler
 
@@ -182,7 +185,7 @@ class Engine(nn.Module):
         given = Inputs(args, kwargs)
         if self._timeline is None:
             self._fed = _batch_of(given)
-            resize = _Resize(self._mode, self._fed, self._recording.micro_batch)
+            resize = self._recording.resize = Resize(self._mode, self._fed, self._recording.micro_batch)
             inputs = resize.convert(given)
             cast = tree_map(lambda leaf: self._cast(leaf), inputs)
             self._inputs = cast
@@ -278,7 +281,7 @@ class Engine(nn.Module):
         pass
 
 
-class _Resize(TorchFunctionMode):
+class Resize(TorchFunctionMode):
     """Real tensors that meet the recorded step become fake; those of the fed batch at the asked micro_batch.
 
     A tensor belongs to the batch where its first dim is the fed batch. One that merely holds the batch in a product
@@ -288,8 +291,8 @@ class _Resize(TorchFunctionMode):
     def __init__(self, mode: FakeTensorMode, fed: int | None, asked: int | None):
         super().__init__()
         self._mode = mode
-        self._fed = fed
-        self._asked = asked
+        self.fed = fed
+        self.asked = asked
         self._memo: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.timeline: Timeline | None = None
         self._true = WeakIdKeyDictionary()
@@ -297,13 +300,22 @@ class _Resize(TorchFunctionMode):
     def convert(self, value: Any) -> Any:
         return tree_map(self._one, value)
 
+    def left_as_they_were(self) -> list[torch.Tensor]:
+        """Tensors of the step that may hold the batch in their first dim, in a product."""
+        originals = [original for original, _ in self._memo.values()]
+        return [
+            tensor
+            for tensor in originals
+            if self.fed and tensor.dim() and tensor.shape[0] > self.fed and tensor.shape[0] % self.fed == 0
+        ]
+
     def _one(self, leaf: Any) -> Any:
         if type(leaf) not in (torch.Tensor, nn.Parameter) or leaf.is_meta:
             return leaf
         if id(leaf) not in self._memo:
             shape = list(leaf.shape)
-            if self._asked is not None and shape and shape[0] == self._fed:
-                shape[0] = self._asked
+            if self.asked is not None and shape and shape[0] == self.fed:
+                shape[0] = self.asked
             with self._mode, torch.no_grad():
                 made = (
                     torch.empty(shape, dtype=leaf.dtype, device="cpu")

@@ -153,7 +153,9 @@ def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: i
     arguments = {key: parse_set(value) for key, value in sets.items()}
     title = f"{name or 'build_model'}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
     if not callable(maker):
-        raise Problem(f"{path}: {name} is {_kind(maker)}, but must be a function or class that makes the model")
+        raise Problem(
+            f"{path}: {name or 'build_model'} is {_kind(maker)}, but must be a function or class that makes the model"
+        )
     with user_code(path, f"{title} raised"):
         module = build_weightless(lambda: maker(**arguments)) if not _is_module(maker) else maker
     if not _is_module(module):
@@ -231,14 +233,17 @@ def user_code(path: Path | None, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         where, text = blame(error, path)
         reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-        raise Problem(f"{where}{what}: {reason}", user_traceback=text) from error
+        raise Problem(f"{where}{what}: {reason}; correct it and run again", user_traceback=text) from error
 
 
 def blame(error: BaseException, path: Path | None) -> tuple[str, str]:
     """("file:line: ", the traceback from the user's first frame on)."""
     frames = traceback.extract_tb(error.__traceback__)
-    target = str(path.resolve()) if path is not None else None
-    own = [index for index, frame in enumerate(frames) if frame.filename == target]
+    own = [
+        index
+        for index, frame in enumerate(frames)
+        if path is not None and Path(frame.filename).resolve() == path.resolve()
+    ]
     ours = str(Path(__file__).parent)
     foreign = [
         index for index, frame in enumerate(frames) if not frame.filename.startswith((ours, contextlib.__file__))
