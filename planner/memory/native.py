@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from dsplan.planner.memory.replay import Bytes, Layer, Timeline, activation_layer, items_at, peaks, timelines
+from dsplan.planner.memory.replay import END, Bytes, Layer, Timeline, activation_layer, items_at, peaks, timelines
 from dsplan.planner.memory.shards import Shards, shards
 from dsplan.schemas.layout import PARTIAL, ZERO
 from dsplan.schemas.ledger import Ledger, Moment
@@ -38,6 +38,17 @@ class _Sums:
     tensors: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Where in the accumulation a micro-batch stands: gathers come with the first, reductions wait for the last."""
+
+    first: bool
+    last: bool
+
+
+_ONLY, _FIRST, _MIDDLE, _LAST = _Pass(True, True), _Pass(True, False), _Pass(False, False), _Pass(False, True)
+
+
 class _Rank:
     """One rank of one pipeline stage under one plan."""
 
@@ -47,18 +58,17 @@ class _Rank:
         self.degree = 1 if plan.zero_stage == 0 else layout.dp_shard
         self.sizes: Shards = shards(trace, layout.tp, self.degree)
         self.units = list(timeline.units) if timeline else list(range(len(trace.units)))
+        # of the compute dtype, in which gradients are reduced too
         self.width = PRECISION_BYTES[plan.precision]
         self.mixed = self.width < FP32
-        self.accumulating = plan.accumulation > 1
         names = ("whole", "padded", "shard", "trainable", "trainable_shard", "tensors")
         self.sums = _Sums(*(int(getattr(self.sizes, name)[self.units].sum()) for name in names))
-        """The compute dtype's bytes; gradients are reduced in it too."""
 
     def ledger(self) -> Ledger:
         on_device = self.states()
         moments: list[Moment] = []
         if self.timeline is not None:
-            moments = peaks(self.timeline, on_device + self.moving(self.timeline))
+            moments = self.moments(self.timeline, on_device)
         last = self.timeline.activation[-1:] if self.timeline is not None else np.zeros(1, dtype=np.int64)
         moments.append(Moment(phase="step", where="optimizer step", items=items_at(on_device + self.step(last), 0)))
         resident = sum(int(layer.bytes) for layer in on_device)
@@ -97,54 +107,79 @@ class _Rank:
 
     # What comes and goes in forward and backward
 
-    def moving(self, timeline: Timeline) -> list[Layer]:
-        return [
-            activation_layer(timeline, self.plan.layout, self.plan.accumulation),
-            *self.gathered(timeline),
-            *self.gradients(timeline),
-        ]
+    def moments(self, timeline: Timeline, states: list[Layer]) -> list[Moment]:
+        """The peaks of forward and backward, over the micro-batches of a step that differ."""
+        kinds = {1: [_ONLY], 2: [_FIRST, _LAST]}.get(self.plan.accumulation, [_FIRST, _MIDDLE, _LAST])
+        best: dict[str, Moment] = {}
+        activations = activation_layer(timeline, self.plan.layout, self.plan.accumulation)
+        for pass_ in kinds:
+            layers = [*states, activations, *self.gathered(timeline, pass_), *self.gradients(timeline, pass_)]
+            for moment in peaks(timeline, layers):
+                if moment.phase not in best or moment.allocated_bytes > best[moment.phase].allocated_bytes:
+                    best[moment.phase] = moment
+        return list(best.values())
 
-    def gathered(self, timeline: Timeline) -> list[Layer]:
+    def gathered(self, timeline: Timeline, pass_: _Pass) -> list[Layer]:
         """Unsharded copies in the compute dtype, and the flat buffers they are copied out of."""
-        pad, unit = self.sizes.padded, timeline.unit
+        pad, unit, backward = self.sizes.padded, timeline.unit, timeline.backward
         block = np.where(unit > 0, unit, -1)
+        everything = self.sums.padded
         root = int(pad[0]) if 0 in timeline.units else 0
+        ends = (
+            np.arange(len(unit)) == len(unit) - 1
+        )  # what lies outside the blocks is reduced and dropped at the very end
         if self.plan.zero_stage == 3:  # a block is dropped after use
-            copies_start = copies = root + pad[block]
-            copies_end = np.full_like(copies, root)
-        elif self.accumulating:  # kept over all micro-batches
-            copies_start = copies = copies_end = np.full(unit.shape, self.sums.padded, dtype=np.int64)
-        else:  # kept until its own backward is over
-            seen, done = timeline.block_visits @ pad, timeline.block_done @ pad
-            all_blocks = self.sums.padded - root
-            copies = root + np.where(timeline.backward, all_blocks - done, seen)
-            copies_start = copies
-            copies_end = copies - np.where(timeline.backward, pad[block], 0)
-        layers = [
-            Layer(
-                "gathered_params",
-                self.width * timeline.rows(copies_start, copies, copies_end),
-                lambda row: f"{self.width} B x {count(self.at(timeline, copies, row))} params gathered",
-            )
-        ]
-        if self.degree > 1 and (self.plan.zero_stage == 3 or not self.accumulating):
-            layers.append(self.flat_buffers(timeline, pad))
-        return layers
+            during = root + pad[block]
+            after = np.where(ends & pass_.last, 0, root)
+        elif not pass_.last:  # all kept for the next micro-batch
+            seen = root + timeline.block_visits @ pad if pass_.first else everything
+            during = after = np.where(backward, everything, seen)
+        else:  # each kept until its own backward is over
+            seen = root + timeline.block_visits @ pad if pass_.first else everything
+            during = np.where(backward, everything - timeline.block_done @ pad, seen)
+            after = np.where(backward, during - pad[block] - root * ends, during)
+        held = timeline.rows(during, during, after)
+        copies = Layer(
+            "gathered_params",
+            self.width * held,
+            lambda row: f"{self.width} B x {count(int(held[row]))} params gathered",
+        )
+        buffers = self.flat_buffers(timeline, pass_, pad) if self.degree > 1 else self.casts(timeline, pass_)
+        return [copies, *buffers]
 
-    def flat_buffers(self, timeline: Timeline, pad: Bytes) -> Layer:
+    def casts(self, timeline: Timeline, pass_: _Pass) -> list[Layer]:
+        """Without shards to gather, each parameter is cast and copied, one after the other."""
+        again = self.plan.zero_stage == 3
+        if not self.mixed or not (pass_.first or again):
+            return []
+        block, first = timeline.unit > 0, np.arange(len(timeline.unit)) == 0
+        gathers = (block & (again | ~timeline.backward)) | (first & pass_.first)
+        excess = self.width * np.where(gathers, self.sizes.cast_excess[timeline.unit], 0)
+        return [Layer("temporary", timeline.rows(excess, 0, 0), f"{self.width} B cast of one parameter")]
+
+    def flat_buffers(self, timeline: Timeline, pass_: _Pass, pad: Bytes) -> list[Layer]:
         """All-gather outputs. Forward frees one after the next is there; backward fetches the next block ahead."""
+        stage3 = self.plan.zero_stage == 3
+        if not stage3 and not pass_.first:
+            return []  # still gathered from the first micro-batch
         unit, backward = timeline.unit, timeline.backward
         block = np.where(unit > 0, unit, -1)
         first = np.arange(len(unit)) == 0
-        mine = np.where(first & (unit == 0), pad[0], pad[block])  # what this segment gathers
-        previous = np.where(first, 0, pad[timeline.gathered_before])
+        opens = first & (unit == 0)
+        mine = np.where(opens & pass_.first, pad[0], pad[block])  # what this segment gathers
+        before = (
+            timeline.gathered_before
+            if pass_.first
+            else np.where(timeline.gathered_before, timeline.gathered_before, -1)
+        )
+        previous = np.where(first, 0, pad[before])
         cast = -(-mine // self.degree) if self.mixed else np.zeros_like(mine)
-        # A block begins: its buffer beside the previous one, before its copies (which `gathered` counts) are made.
-        start = np.where(unit > 0, np.maximum(mine, previous + cast), np.maximum(mine, cast))
+        # A block begins: its buffer beside the previous one, which is let go after the copies are made.
+        start = previous + np.maximum(mine, cast)
         # The model's forward ends with the last block's buffer; what follows, the loss above all, does not see it.
-        closing = (unit == 0) & ~first
-        start, during = np.where(closing, 0, start), np.where(closing, 0, mine)
-        if self.plan.zero_stage == 3:
+        closing = (unit == 0) & ~opens
+        start, during = np.where(closing, previous, start), np.where(closing, 0, mine)
+        if stage3:
             ahead = pad[timeline.next_block]
             cast = -(-ahead // self.degree) if self.mixed else np.zeros_like(ahead)
             start = np.where(backward, np.where(unit > 0, np.maximum(mine, ahead + cast), 0), start)
@@ -155,74 +190,84 @@ class _Rank:
         # Backward begins with the loss. The first block is fetched when the model's output has its gradient.
         opening = np.argmax(backward) if unit[np.argmax(backward)] == 0 else -1
         held[(timeline.segment == opening) & (timeline.grad == 0)] = 0
-        return Layer(
-            "gathered_params",
-            self.width * held,
-            lambda row: f"{self.width} B x {count(int(held[row]))} params in all-gather buffers",
+        why = f"{self.width} B x "
+        return [
+            Layer(
+                "gathered_params",
+                self.width * held,
+                lambda row: f"{why}{count(int(held[row]))} params in all-gather buffers",
+            )
+        ]
+
+    def gradients(self, timeline: Timeline, pass_: _Pass) -> list[Layer]:
+        """Full-size gradients until reduced, the reduction's buffers, and the fp32 shards that it leaves."""
+        plan, sizes, sums, width = self.plan, self.sizes, self.sums, self.width
+        unit, backward = timeline.unit, timeline.backward
+        waits = ZERO[plan.zero_stage].grad is PARTIAL  # unreduced sums until the boundary
+        mine = np.where(backward, unit, -1)
+        ends = np.arange(len(unit)) == len(unit) - 1
+        new = np.where((unit > 0) | ends, mine, -1) if pass_.last or not waits else np.full_like(unit, -1)
+        done = np.where(backward, timeline.block_done @ sizes.trainable_shard, 0)
+        layers = []
+
+        own = self.own_gradients(timeline, waits and not pass_.first)
+        if waits and not pass_.first:  # sums go as their unit is reduced
+            left = sums.trainable - (timeline.block_done @ sizes.trainable if pass_.last else np.zeros_like(unit))
+            left = np.where(backward, left, sums.trainable)
+            partial = width * timeline.rows(left, left, left)
+            layers.append(Layer("grads", partial, f"{width} B x params, summed over micro-batches before reducing"))
+        elif waits and not pass_.last:
+            summed = width * (timeline.block_done @ sizes.trainable)
+            own = own + np.where(backward, summed, 0)[timeline.segment]
+        layers.append(
+            Layer("grads", own, f"{width} B full-size gradients of the unit that runs, and outside the blocks")
         )
 
-    def gradients(self, timeline: Timeline) -> list[Layer]:
-        """Full-size gradients until reduced, the reduction's buffers, and the fp32 shards that it leaves."""
-        plan, sizes = self.plan, self.sizes
-        unit, backward = timeline.unit, timeline.backward
-        mine = np.where(backward, unit, -1)
-        last = np.zeros(unit.shape, dtype=bool)
-        last[-1] = True
-        reduces = backward & ((unit > 0) | last)  # what lies outside the blocks is reduced at the very end
-        waits = ZERO[plan.zero_stage].grad is PARTIAL and self.accumulating
-        full, shard = sizes.trainable_padded, sizes.trainable_shard
-        done = timeline.block_done @ shard
-        layers = []
-        own = self.own_gradients(timeline)
-        layers.append(Layer("grads", own, f"{self.width} B full-size gradients that are not reduced yet"))
-        if waits:  # unsharded sums of earlier micro-batches
-            layers.append(
-                Layer(
-                    "grads",
-                    self.width * self.sums.trainable,
-                    f"{self.width} B x {count(self.sums.trainable)} params, summed over micro-batches before reducing",
-                )
-            )
-            return layers
-        if self.accumulating:  # fp32 shards of earlier micro-batches, one more unit's beside them
-            held = np.full(unit.shape, self.sums.trainable_shard, dtype=np.int64)
-            new = np.where(reduces, shard[mine], 0)
-        else:
-            held = np.where(backward, done, 0)
-            new = np.where(reduces, shard[mine], 0)
+        reduced = np.full_like(unit, sums.trainable_shard) if not waits and not pass_.first else done
         layers.append(
             Layer(
                 "grads",
-                FP32 * timeline.rows(held, held, held),
-                f"fp32 shards: 4 B x {self.per_shard(self.sums.trainable)}, those that are reduced",
+                FP32 * (timeline.rows(reduced, reduced, reduced) if pass_.last or not waits else 0),
+                f"fp32: 4 B x params reduced so far, of {self.per_shard(sums.trainable)}",
             )
         )
-        flat = np.where(reduces, full[mine], 0)
-        previous = full[timeline.reduced_before]
-        # reducing: full gradients (in `own`) beside the new input; or the input beside its output, and that in fp32
-        output = self.width * new + (FP32 * new if self.mixed else 0)
-        freed = self.grad_bytes_at_end(timeline)
-        reducing = self.width * flat + np.maximum(0, output - freed)
-        waiting = self.width * previous
-        buckets = timeline.rows(waiting, waiting, np.where(reduces, reducing, waiting))
-        layers.append(Layer("buckets", buckets, f"{self.width} B flat input of the reduction, kept until the next one"))
-        if (plan.layout.dp_replicate > 1 or plan.zero_stage == 0) and self.mixed:
-            summed = np.where(backward, done, 0)
-            kept = self.width * timeline.rows(summed, summed, summed)
-            layers.append(Layer("buckets", kept, f"{self.width} B all-reduce buffers, kept until backward ends"))
+        # reducing: the full gradients beside the new flat input; then that beside its output, and the output in fp32
+        output = (width + (FP32 if self.mixed else 0)) * sizes.trainable_shard[new]
+        full = self.grads_of(timeline, waits and not pass_.first)
+        reducing = width * sizes.trainable_padded[new] + np.maximum(0, output - full)
+        previous = width * sizes.trainable_padded[timeline.reduced_before] * (pass_.last or not waits)
+        buckets = timeline.rows(previous, previous, np.where(new >= 0, reducing, previous))
+        layers.append(Layer("buckets", buckets, f"{width} B flat input of the reduction, kept until the next one"))
+        if (plan.layout.dp_replicate > 1 or plan.zero_stage == 0) and self.mixed and pass_.last:
+            kept = width * timeline.rows(done, done, done)
+            layers.append(Layer("buckets", kept, f"{width} B all-reduce buffers, kept until backward ends"))
         return layers
 
-    def own_gradients(self, timeline: Timeline) -> Bytes:
-        """By row: full-size gradients of the running unit and of the parts outside the blocks."""
-        ratio = self.tp_ratio()
-        unit = timeline.unit[timeline.segment]
-        own = timeline.grad * ratio[unit]
-        return np.ceil(own + timeline.root_grad[timeline.segment] * ratio[0]).astype(np.int64)
+    def own_gradients(self, timeline: Timeline, summed: bool) -> Bytes:
+        """By row: full-size gradients of the running unit and of the parts outside the blocks.
 
-    def grad_bytes_at_end(self, timeline: Timeline) -> Bytes:
+        summed: each is added at once to a sum that exists already, but for those of a parameter that is used twice: they
+        wait for each other, and the trace shows more gradients than the unit has.
+        """
+        ratio, unit = self.tp_ratio(), timeline.unit[timeline.segment]
+        own = np.ceil(timeline.grad * ratio[unit]).astype(np.int64)
+        outside = np.ceil(timeline.root_grad[timeline.segment] * ratio[0]).astype(np.int64)
+        if not summed:
+            return own + outside
+        largest = self.width * self.sizes.largest_by_unit
+        most = np.zeros(len(largest), dtype=np.int64)
+        np.maximum.at(most, unit, own)
+        shared = most > self.width * self.sizes.trainable
+        own = np.minimum(own, np.where(shared[unit], 3, 1) * largest[unit])
+        own += outside if shared[0] else 0
+        return np.where(timeline.kind == END, 0, own)
+
+    def grads_of(self, timeline: Timeline, summed: bool) -> Bytes:
         """By segment: full-size gradients of its unit at its end."""
-        ends = timeline.kind == 2
+        if summed:
+            return self.width * self.sizes.trainable[timeline.unit]
         values = np.zeros(timeline.unit.shape, dtype=np.int64)
+        ends = timeline.kind == END
         values[timeline.segment[ends]] = (timeline.grad * self.tp_ratio()[timeline.unit[timeline.segment]])[ends]
         return values
 
@@ -230,10 +275,6 @@ class _Rank:
         """By unit: the part of its parameters that one tp rank holds."""
         whole = shards(self.trace, 1, 1).whole
         return np.divide(self.sizes.whole, whole, out=np.ones(whole.shape), where=whole > 0)
-
-    @staticmethod
-    def at(timeline: Timeline, values: Bytes, row: int) -> int:
-        return int(values[timeline.segment[row]])
 
     # The optimizer step
 

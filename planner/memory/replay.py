@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -141,7 +142,7 @@ def block_cut(blocks: int, pp: int) -> list[range]:
     """Contiguous cut of the blocks into pp parts; the first ones are longer by one where it does not divide."""
     short, longer = divmod(blocks, pp)
     bounds = [stage * short + min(stage, longer) for stage in range(pp + 1)]
-    return [range(1 + low, 1 + high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [range(1 + low, 1 + high) for low, high in itertools.pairwise(bounds)]
 
 
 def _timeline(trace: Trace, pp: int, pp_stage: int) -> Timeline:

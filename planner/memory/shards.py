@@ -30,6 +30,9 @@ class Shards:
     largest_shard: int
     tensors: Counts
     """Trainable tensors."""
+    largest_by_unit: Counts
+    cast_excess: Counts
+    """What tensor-by-tensor casting of the unit takes at most beyond the unit itself."""
 
 
 def local_numel(param: Param, tp: int) -> int:
@@ -61,6 +64,7 @@ def _shards(trace: Trace, tp: int, dp_shard: int) -> Shards:
     columns = {name: [0] * (len(trace.units) + 1) for name in _COLUMNS}
     largest = largest_shard = 0
     for index, unit in enumerate(trace.units):
+        made = previous = excess = 0
         for param in unit.params:
             whole = local_numel(param, tp)
             rows = param.shape[0] if param.shape else 1
@@ -68,6 +72,11 @@ def _shards(trace: Trace, tp: int, dp_shard: int) -> Shards:
                 rows = -(-rows // tp)
             shard = -(-rows // dp_shard) * (whole // rows) if rows else 0
             largest, largest_shard = max(largest, whole), max(largest_shard, shard)
+            excess = max(
+                excess, made + previous + whole, made + 2 * whole
+            )  # the last cast lives until the next is made
+            made, previous = made + whole, whole
+            columns["largest_by_unit"][index] = max(columns["largest_by_unit"][index], whole)
             for name, value in (("whole", whole), ("padded", shard * dp_shard), ("shard", shard)):
                 columns[name][index] += value
             if param.trainable:
@@ -75,8 +84,19 @@ def _shards(trace: Trace, tp: int, dp_shard: int) -> Shards:
                 columns["trainable_padded"][index] += shard * dp_shard
                 columns["trainable_shard"][index] += shard
                 columns["tensors"][index] += 1
+        columns["cast_excess"][index] = excess - made
     arrays = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
     return Shards(**arrays, largest=largest, largest_shard=largest_shard)
 
 
-_COLUMNS = ("whole", "padded", "shard", "trainable", "trainable_padded", "trainable_shard", "tensors")
+_COLUMNS = (
+    "whole",
+    "padded",
+    "shard",
+    "trainable",
+    "trainable_padded",
+    "trainable_shard",
+    "tensors",
+    "largest_by_unit",
+    "cast_excess",
+)
