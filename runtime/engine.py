@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from dsplan.runtime import checkpoints
 from dsplan.runtime.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.groups import local_rank, note
 from dsplan.runtime.loss_scale import LossScale
@@ -68,7 +70,7 @@ class Engine(nn.Module):
         self._config = parts.config
         self._batch = parts.batch
         self._strict = parts.strict
-        self._scaler = LossScale.start(parts.config.fp16) if parts.config.precision == "fp16" else None
+        self.scaler = LossScale.start(parts.config.fp16) if parts.config.precision == "fp16" else None
         self._check_overflow = parts.config.raw.get("bf16", {}).get("check_grad_overflow", True) is not False
         self._norm: float | None = None
         self._boundary: bool | None = None
@@ -111,7 +113,7 @@ class Engine(nn.Module):
             self.observer.backward_begins()
         self._sharded.before_backward(self.is_gradient_accumulation_boundary())
         divided = loss.float() / self._batch.accumulation if scale_wrt_gas else loss.float()
-        scaled = divided if self._scaler is None else divided * self._scaler.value
+        scaled = divided if self.scaler is None else divided * self.scaler.value
         scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         return divided.detach()
 
@@ -142,14 +144,14 @@ class Engine(nn.Module):
     def _update(self) -> bool:
         """Unscale and clip the gradients; False where they are not finite, on every rank alike."""
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        scale = 1.0 if self._scaler is None else self._scaler.value
+        scale = 1.0 if self.scaler is None else self.scaler.value
         norm = global_norm(trained, self.device).item() / scale
         self._norm = norm
         overflow = not math.isfinite(norm)
-        if self._scaler is not None:
-            self._scaler.update(overflow)
+        if self.scaler is not None:
+            self.scaler.update(overflow)
         if overflow and self._check_overflow:
-            why = f"; loss scale {scale:g} -> {self._scaler.value:g}" if self._scaler is not None else ""
+            why = f"; loss scale {scale:g} -> {self.scaler.value:g}" if self.scaler is not None else ""
             note(f"step {self.global_steps} skipped: gradients are not finite{why}")
             return False
         scale_gradients(trained, clip_factor(norm, self._config.gradient_clipping) / scale)
@@ -218,7 +220,7 @@ class Engine(nn.Module):
 
     @property
     def loss_scale(self) -> float:
-        return 1.0 if self._scaler is None else self._scaler.value
+        return 1.0 if self.scaler is None else self.scaler.value
 
     @property
     def cur_scale(self) -> float:
@@ -239,8 +241,49 @@ class Engine(nn.Module):
         """Changes nothing: gradients are summed where the ZeRO stage and the accumulation boundary call for it."""
         yield
 
-    def save_checkpoint(self, *_: Any, **__: Any) -> None:
-        raise Problem("save_checkpoint is not carried out by the native engine yet; run with DeepSpeed to save")
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        **_: Any,
+    ) -> bool:
+        """Every rank must call it. client_state must fit into JSON."""
+        checkpoints.save(self, Path(save_dir), tag, client_state or {}, save_latest)
+        return True
 
-    def load_checkpoint(self, *_: Any, **__: Any) -> None:
-        raise Problem("load_checkpoint is not carried out by the native engine yet; run with DeepSpeed to load")
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        **_: Any,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """(path, client state), or (None, {}) where load_dir holds none. Any number of ranks, ZeRO stage and precision."""
+        return checkpoints.load(
+            self,
+            Path(load_dir),
+            tag,
+            strict=load_module_strict,
+            optimizer=load_optimizer_states and not load_module_only,
+            lr_scheduler=load_lr_scheduler_states and not load_module_only,
+        )
+
+    def save_16bit_model(
+        self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
+    ) -> bool:
+        """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
+        checkpoints.save_whole_model(self, Path(save_dir) / save_filename)
+        return True
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self._config.precision]
+
+    def drop_gathered(self) -> None:
+        """Free every gathered parameter: the module holds its shards alone."""
+        self._sharded.drop_gathered()

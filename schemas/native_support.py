@@ -97,17 +97,11 @@ KEYS: dict[str, Support] = {
     ),
     "zero_optimization.stage3_max_reuse_distance": _no_effect("no effect: blocks are dropped after use", 1_000_000_000),
     "zero_optimization.max_reuse_distance": _no_effect("no effect: blocks are dropped after use", 1_000_000_000),
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": _no_effect(
-        "no effect until checkpoints are carried out"
-    ),
-    "zero_optimization.stage3_gather_fp16_weights_on_model_save": _no_effect(
-        "no effect until checkpoints are carried out"
-    ),
     "zero_optimization.stage3_module_granularity_threshold": _no_effect(FSDP_OWN, 0),
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": _no_effect(FSDP_OWN),
     "zero_optimization.stage3_allgather_sequential": _no_effect(FSDP_OWN),
-    "zero_optimization.load_from_fp32_weights": _no_effect("no effect until checkpoints are carried out", True),
-    "zero_optimization.elastic_checkpoint": _no_effect("no effect until checkpoints are carried out"),
+    "zero_optimization.load_from_fp32_weights": _no_effect("no effect: checkpoints hold the fp32 masters", True),
+    "zero_optimization.elastic_checkpoint": _no_effect("no effect: checkpoints load at any number of ranks"),
     "zero_optimization.legacy_stage1": _refused("was removed from DeepSpeed, and is not carried out here"),
     "zero_optimization.parameter_alignment": _no_effect(FSDP_OWN),
     "zero_optimization.zero_hpz_partition_size": _refused("hybrid sharding " + LATER, 1),
@@ -153,7 +147,7 @@ KEYS: dict[str, Support] = {
     "comet": _no_effect("no effect: the native engine has no monitors yet"),
     "timers": _no_effect(SILENT),
     "aio": _no_effect("no effect without NVMe offload"),
-    "checkpoint": _no_effect("no effect until checkpoints are carried out"),
+    "checkpoint": _no_effect("no effect: checkpoints are safetensors that load at any number of ranks"),
     "datastates_ckpt": _refused(LATER),
     "nebula": _refused(LATER),
     "inference": _no_effect("no effect in training"),
