@@ -211,7 +211,7 @@ def estimate(
     """
     from dsplan.planner.asserting import holds, parse_assertion
 
-    assertion = parse_assertion(expression) if expression else None
+    assertion = parse_assertion(expression) if expression is not None else None
     flags = _flags(zero, precision, tp, pp, micro_batch, accumulation, seq_len, recompute, offload, optimizer)
     chosen = _cluster(cluster, world_size) or _local_cluster()
     engines: tuple[Any, ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -218,12 +219,16 @@ def _batches(wanted: int | None, dp: int, fed: int | None) -> list[tuple[int, in
 
 
 def _rank(row: Row, objective: str) -> tuple[float, ...]:
-    """Smaller is better: what fits first, then the objective, then less memory, a lower zero_stage, no recompute."""
+    """Smaller is better: what fits, then the objective (speeds within 1 % are equal), then what is simpler.
+
+    Simpler: a lower zero_stage, no recompute, fewer micro-batches; then less memory.
+    """
     verdict = {"fits": 0, "unknown": 0, "tight": 1, "host_oom": 2, "oom": 3}[row.verdict]
-    speed = -(row.time.samples_per_second or 0.0)
     memory = float(row.memory.device_bytes or row.memory.allocated_bytes or 0)
-    simple = (row.plan.zero_stage, 0 if row.plan.recompute == "none" else 1)
-    return (verdict, memory, speed, *simple) if objective == "memory" else (verdict, speed, memory, *simple)
+    rate = row.time.samples_per_second
+    speed = -round(math.log(rate) / math.log(1.01)) if rate else 0
+    simple = (row.plan.zero_stage, 0 if row.plan.recompute == "none" else 1, row.plan.accumulation)
+    return (verdict, memory, speed, *simple) if objective == "memory" else (verdict, speed, *simple, memory)
 
 
 def _trains_the_same(settings: Settings, best: Row | None, wanted: int | None, origin: str) -> tuple[bool, str]:

@@ -1,0 +1,289 @@
+"""The contract of the command line: exit codes, JSON fields, one clear line for what cannot be done."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import Done, dsplan
+
+ROOT = Path(__file__).parent.parent.parent
+GPT = str(ROOT / "examples/gpt.py")
+SMALL = [
+    *("--set", "layers=2"),
+    *("--set", "width=64"),
+    *("--set", "heads=4"),
+    *("--set", "vocab=128"),
+    *("--set", "positions=32"),
+]
+
+ROW = {
+    *("engine", "level", "zero_stage", "precision", "dp", "dp_replicate", "tp", "pp", "sp", "micro_batch"),
+    *("accumulation", "global_batch", "seq_len", "recompute", "offload", "optimizer", "memory", "time", "verdict"),
+    "runnable",
+}
+MEMORY = {
+    *("params_bytes", "grads_bytes", "optimizer_bytes", "activations_bytes", "gathered_params_bytes", "buckets_bytes"),
+    *("temporary_bytes", "allocated_bytes", "reserved_bytes", "device_bytes", "device_bytes_low", "device_bytes_high"),
+    "host_bytes",
+}
+TIME = {
+    *("step_seconds", "compute_seconds", "exposed_communication_seconds", "bubble_seconds", "samples_per_second"),
+    *("tokens_per_second_per_gpu", "model_flops_per_second_per_gpu", "mfu"),
+}
+
+
+def refused(done: Done, *words: str) -> None:
+    """Exit 2, nothing on stdout, and one line on stderr (after the user's own traceback) that holds the words."""
+    assert done.code == 2, done
+    assert done.out == ""
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith("dsplan: error: "), done.err
+    for word in words:
+        assert word in last, last
+    assert "a fault of dsplan itself" not in last
+
+
+def test_estimate_has_the_contracts_fields() -> None:
+    done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "4xA100-80GB", "--format", "json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert set(report) == {"version", "model", "cluster", "rows", "skipped"}
+    assert report["version"] == 1
+    assert set(report["model"]) == {"source", "params", "trainable_params", "forward_flops", "flops_source"}
+    for row in report["rows"]:
+        assert set(row) == ROW
+        assert set(row["memory"]) == MEMORY
+        assert set(row["time"]) == TIME
+        categories = [name for name in MEMORY if name.split("_")[0] not in ("allocated", "reserved", "device", "host")]
+        assert sum(row["memory"][name] for name in categories) == row["memory"]["allocated_bytes"]
+        assert row["dp"] * row["tp"] * row["pp"] == 4
+        assert row["global_batch"] == row["micro_batch"] * row["accumulation"] * row["dp"]
+        assert row["runnable"] == (row["tp"] == row["pp"] == 1)
+        if row["pp"] > 1:
+            assert row["zero_stage"] < 2
+    assert {skipped["reason"].split(":")[0] for skipped in report["skipped"]} == {"pp > 1 with zero 2 or 3"}
+
+
+def test_every_row_of_a_named_range_is_there() -> None:
+    options = ("--zero", "0,1,2,3", "--precision", "fp32,fp16,bf16", "--tp", "1", "--pp", "1", "--format", "json")
+    report = json.loads(dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "2", *options).out)
+    cells = [(row["zero_stage"], row["precision"]) for row in report["rows"]]
+    assert sorted(cells) == sorted((z, p) for z in range(4) for p in ("fp32", "fp16", "bf16"))
+    assert {row["verdict"] for row in report["rows"]} == {"unknown"}
+    assert {row["time"]["step_seconds"] for row in report["rows"]} == {None}
+
+
+def test_text_says_for_what_in_two_lines() -> None:
+    done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "2xH100-80GB")
+    first, second = done.out.splitlines()[:2]
+    for word in ("engine native", "formula", "gpt.py", "parameters"):
+        assert word in first
+    for word in ("micro_batch 1", "accumulation 1", "sequence 32", "recompute none", "adamw", "2 x H100-80GB"):
+        assert word in second
+
+
+def test_a_config_makes_its_own_row_the_first_and_decides_the_exit_code(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
+    options = ("--config", str(config), "--zero", "0,1", "--cluster", "2xA100-80GB", "--seq-len", "32")
+    report = json.loads(dsplan("estimate", GPT, *SMALL, *options, "--format", "json").out)
+    assert [row["engine"] for row in report["rows"]] == ["deepspeed", "deepspeed"]
+    assert [row["micro_batch"] for row in report["rows"]] == [4, 4]
+    text = dsplan("estimate", GPT, *SMALL, "--config", str(config), "--cluster", "2xA100-80GB", "--seq-len", "32").out
+    assert "> 1" in text
+
+
+def test_what_does_not_fit_is_exit_1() -> None:
+    done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--micro-batch", "2000000", "--cluster", "1xT4")
+    assert done.code == 1, done.out
+    assert "oom" in done.out
+
+
+@pytest.mark.parametrize(
+    ("expression", "code"), [("device_bytes <= 16GB", 0), ("device_bytes <= 1MB", 1), ("mfu >= 2", 1)]
+)
+def test_assertions_decide_the_exit_code(expression: str, code: int) -> None:
+    done = dsplan(
+        "estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "1xT4", "--precision", "fp16", "--assert", expression
+    )
+    assert done.code == code, done.err
+
+
+@pytest.mark.parametrize("expression", ["", "device_bytes", "device_bytes <= lots", "height <= 3", "mfu <= 1GB"])
+def test_an_assertion_that_cannot_be_read_is_refused(expression: str) -> None:
+    refused(dsplan("estimate", GPT, "--assert", expression), "--assert")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--cluster", "8xH10O-80GB"), ("H10O-80GB", "known")),
+        (("--cluster", "lots"), ("lots", "8xH100-80GB")),
+        (("--cluster", "8", "--tp", "3"), ("--tp 3", "does not divide the 8 GPUs")),
+        (("--cluster", "8", "--pp", "16"), ("--pp 16", "does not divide the 8 GPUs")),
+        (("--zero", "4"), ("--zero", "0, 1, 2 or 3")),
+        (("--zero", "1,,2"), ("--zero",)),
+        (("--precision", "fp8"), ("fp8", "bf16")),
+        (("--tp", "x"), ("--tp",)),
+        (("--optimizer", "magic"), ("magic", "adamw")),
+        (("--set", "layers"), ("--set layers", "name=value")),
+        (("--config", "none.json"), ("none.json",)),
+        (("--args", "none.yaml"), ("none.yaml",)),
+        (("--cluster", "2", "--world-size", "2"), ("--cluster", "--world-size")),
+    ],
+)
+def test_what_estimate_cannot_do_is_one_line(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(dsplan("estimate", GPT, *SMALL, "--seq-len", "32", *options), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def build_model():\n    return 1 / 0\n", ("model.py:2", "division by zero")),
+        ("def build_model():\n    return None\n", ("model.py", "Module")),
+        ("import nowhere_to_be_found\ndef build_model(): ...\n", ("model.py:1", "nowhere_to_be_found")),
+        ("def build_model(:\n", ("model.py:1",)),
+        ("x = 1\n", ("model.py", "initialize")),
+    ],
+)
+def test_a_model_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    refused(dsplan("estimate", str(path)), *words)
+
+
+def test_the_users_own_traceback_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def build_model():\n    return 1 / 0\n")
+    err = dsplan("estimate", str(path)).err
+    assert "Traceback (most recent call last)" in err and "ZeroDivisionError" in err
+    assert "load.py" not in err, "frames of dsplan are not the user's"
+
+
+@pytest.mark.parametrize("name", ["none.py", "none/config.json", "none"])
+def test_a_missing_model_is_one_line(name: str) -> None:
+    refused(dsplan("estimate", name), name)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "{", '{"model_type": 3}', '{"architectures": ["NoSuchModel"]}'])
+def test_a_hf_config_that_cannot_be_used_is_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    refused(dsplan("estimate", str(path)), "config.json")
+
+
+def test_tune_writes_a_plan_and_a_config_that_lints_clean(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config = str(ROOT / "examples/ds_config.json")
+    options = ("--seq-len", "32", "--config", config, "--cluster", "2xA100-80GB", "-o", str(out))
+    done = dsplan("tune", GPT, *SMALL, *options)
+    assert done.code == 0, done.err
+    plan = json.loads((out / "plan.json").read_text())
+    assert set(plan) == {
+        *("version", "model", "cluster", "engine", "layout", "zero_stage", "precision", "micro_batch", "accumulation"),
+        *("recompute", "offload", "ds_config", "predicted"),
+    }
+    assert set(plan["model"]) == {"source", "params", "shapes_sha256"}
+    assert set(plan["predicted"]) == ROW
+    assert plan["predicted"]["runnable"] is True
+    written = json.loads((out / "ds_config.json").read_text())
+    assert written == plan["ds_config"]
+    before = json.loads(Path(config).read_text())
+    assert written["optimizer"] == before["optimizer"]
+    assert written["gradient_clipping"] == before["gradient_clipping"]
+    assert written["train_batch_size"] == 4 * 1 * 2  # what the config means on two ranks
+    linted = dsplan("lint", str(out / "ds_config.json"), "--cluster", "2", "--engine", "native", "--format", "json")
+    findings = json.loads(linted.out)["files"][0]["findings"]
+    assert (linted.code, [f for f in findings if f["severity"] != "info"]) == (0, [])
+
+
+def test_tune_where_nothing_fits_is_exit_1_and_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    big = (
+        "--set",
+        "layers=100",
+        "--set",
+        "width=8192",
+        "--set",
+        "heads=64",
+        "--set",
+        "vocab=128",
+        "--set",
+        "positions=32",
+    )
+    done = dsplan("tune", GPT, *big, "--seq-len", "32", "--cluster", "1xT4", "-o", str(out))
+    assert done.code == 1
+    assert "nothing fits" in done.out
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), ("--cluster",)),
+        (("--cluster", "8"), ("unknown kind", "8xA100-80GB")),
+        (("--cluster", "2xT4", "--free", "everything"), ("everything", "global_batch")),
+        (("--cluster", "2xT4", "--global-batch", "3"), ("global batch 3", "2 GPUs")),
+    ],
+)
+def test_what_tune_cannot_do_is_one_line(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(dsplan("tune", GPT, *SMALL, "--seq-len", "32", *options), *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("none.json", "train.py"), ("none.json",)),
+        (("CONFIG", "none.py"), ("none.py",)),
+        (("--engine", "deepspeed", "CONFIG", "x.py"), ("deepspeed",)),
+    ],
+)
+def test_what_launch_cannot_start_is_one_line(words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    config = str(ROOT / "examples/ds_config.json")
+    refused(dsplan("launch", *(config if word == "CONFIG" else word for word in words)), *said)
+
+
+def test_an_unknown_rule_is_one_line() -> None:
+    refused(dsplan("explain", "DSP999"), "DSP999", "dsplan rules")
+
+
+def test_explain_and_rules() -> None:
+    page = dsplan("explain", "dsp102")
+    assert page.code == 0 and "DSP102" in page.out
+    listing = dsplan("rules")
+    assert listing.code == 0 and "DSP102" in listing.out
+
+
+def test_lint_codes(tmp_path: Path) -> None:
+    good = tmp_path / "good.json"
+    good.write_text('{"train_batch_size": 8, "gradient_clipping": 1.0}')
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"train_batch_size": 8, "zero_optimisation": {"stage": 2}}')
+    assert dsplan("lint", str(good)).code == 0
+    assert dsplan("lint", str(bad)).code == 1
+    refused(dsplan("lint", str(tmp_path / "none.json")), "none.json")
+
+
+def test_lint_json_has_the_contracts_fields(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{\n  "train_batch_size": 8,\n  "zero_optimisation": {"stage": 2}\n}')
+    report = json.loads(dsplan("lint", str(bad), "--format", "json").out)
+    assert report["version"] == 1
+    (file,) = report["files"]
+    assert set(file) == {"file", "read_as", "findings", "skipped_rules"}
+    (error,) = [finding for finding in file["findings"] if finding["severity"] == "error"]
+    assert set(error) == {
+        *("rule", "name", "severity", "pointer", "line", "column", "end_line", "end_column", "message", "about", "fix"),
+    }
+    assert (error["pointer"], error["line"], error["column"], error["end_column"]) == ("/zero_optimisation", 3, 3, 22)
+    assert all(set(skipped) == {"rule", "needs"} for skipped in file["skipped_rules"])
+
+
+def test_lint_fix_corrects_what_diff_shows(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{\n  // kept\n  "train_batch_size": 8,\n  "zero_optimisation": {"stage": 2}\n}')
+    shown = dsplan("lint", str(bad), "--diff").out
+    assert '+  "zero_optimization": {"stage": 2}' in shown
+    assert "zero_optimisation" in bad.read_text()
+    assert dsplan("lint", str(bad), "--fix").code == 0
+    assert bad.read_text() == '{\n  // kept\n  "train_batch_size": 8,\n  "zero_optimization": {"stage": 2}\n}'
