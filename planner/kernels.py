@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class GpuKernels(TorchFunctionMode):
-    """Dropout keeps a one-byte mask, attention with dropout keeps no scores (flash and memory-efficient kernels do not).
+    """Dropout keeps a one-byte mask; attention with dropout keeps no scores; RMS norm is one kernel that keeps its input.
 
-    Source: aten/src/ATen/native/Dropout.cpp, transformers/cuda/attention.cu.
+    Only shapes are right: for tensors without values. Source: aten/src/ATen/native/Dropout.cpp, layer_norm.cpp (rms_norm),
+    transformers/cuda/attention.cu (flash and memory-efficient).
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -24,6 +25,8 @@ class GpuKernels(TorchFunctionMode):
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
             kwargs.pop("dropout_p", None)
+        if func in (F.rms_norm, torch.rms_norm):
+            return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -31,6 +34,30 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
     if inplace or not training or p in (0, 1):
         return F.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
+
+
+def _rms_norm(input: torch.Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> torch.Tensor:
+    return _FusedRmsNorm.apply(input, weight, len(normalized_shape))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """Saves input, weight and an fp32 reciprocal root per row."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, dims: int) -> torch.Tensor:
+        rows = [*input.shape[: input.dim() - dims], *([1] * dims)]
+        ctx.save_for_backward(input, weight, torch.empty(rows, dtype=torch.float32, device=input.device))
+        return torch.empty_like(input)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, Any, None]:
+        input, weight, _ = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            torch.empty_like(input) if wanted[0] else None,
+            torch.empty_like(weight) if weight is not None and wanted[1] else None,
+            None,
+        )
 
 
 def normal_value(tensor: torch.Tensor) -> bool | int | float:

@@ -126,9 +126,12 @@ def _flops(
 
 
 def sample(subject: ModelSubject, micro_batch: int, seq_len: int | None) -> Any:
-    """The sample batch on device meta: shapes alone."""
+    """The sample batch on device meta: shapes alone. Made on meta too, unless it reads values on its way."""
     assert subject.sample_batch is not None
-    with torch.device("meta"):
+    try:
+        with torch.device("meta"):
+            batch = subject.sample_batch(micro_batch, seq_len)
+    except Problem:
         batch = subject.sample_batch(micro_batch, seq_len)
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
 

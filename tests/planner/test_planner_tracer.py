@@ -180,6 +180,29 @@ def test_a_loss_without_parameters_is_a_problem():
         trace(broken, precision="fp32")
 
 
+class Norms(nn.Module):
+    """RMS norm, dropout and attention with dropout, as a GPU runs them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.RMSNorm(16)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x):  # [2, 3, 64, 16]
+        y = self.dropout(self.norm(x))
+        return nn.functional.scaled_dot_product_attention(y, y, y, dropout_p=0.1).sum()
+
+
+def test_fused_kernels_keep_what_they_keep_on_a_gpu():
+    elements, rows = 2 * 3 * 64 * 16, 2 * 3 * 64
+    norms = subject(Norms, lambda batch, seq: (torch.zeros(2, 3, 64, 16),))
+    (forward, _) = trace(norms, precision="bf16").segments
+    kept = (
+        4 * rows + 2 * elements + elements + 4 * rows + 2 * elements
+    )  # root, dropout and its mask, log-sum-exp, output
+    assert forward.end.activation_bytes == 2 * elements + kept + 2
+
+
 def real_segments(module, batch, loss, precision, recompute):
     """The same step on real cpu tensors."""
     module = module.to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
