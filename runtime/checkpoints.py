@@ -93,7 +93,7 @@ def save_whole_model(engine: Engine, path: Path) -> None:
     """One file with every parameter and buffer whole, in the compute dtype: safetensors by that suffix, else torch.save."""
     engine.drop_gathered()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = get_model_state_dict(engine.module, options=options)  # filled on rank 0 alone
+    whole: dict[str, Any] = get_model_state_dict(engine.module, options=options)  # filled on rank 0 alone
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         low = {

@@ -6,6 +6,7 @@ The same watch serves a real run (the meter) and a rehearsal on fake tensors.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ COLLECTIVES = {
     "recv_any_source_": "recv",
     "recv_": "recv",
 }
+BACKEND_SECONDS = 1.0
+"""How long the watch waits for a backend's thread to let go of a buffer."""
+
 WHY: dict[Category, str] = {
     "params": "parameters and buffers as they lie between steps",
     "grads": "gradients, whole or sharded",
@@ -119,6 +123,7 @@ class StepWatch:
         """End of the step: gradients are gone, states exist."""
         while self._undo:
             self._undo.pop()()
+        self._wait_for_backend()
         self._label_state()
         peak = self._peaks.get("step")
         if peak is not None:  # states that this very step made were taken for temporaries
@@ -155,10 +160,17 @@ class StepWatch:
         )
 
     def _enter(self, phase: Phase, category: Category) -> None:
+        self._wait_for_backend()
         self._phase = phase
         self.tracker.category = category
         self._unit = ""
         self._grew()
+
+    def _wait_for_backend(self) -> None:
+        """Between phases no reduction is under way, but gloo's threads let go of the last one's buffers a little late."""
+        deadline = time.monotonic() + BACKEND_SECONDS
+        while self.tracker.live.get("buckets") and time.monotonic() < deadline and self._engine.device.type == "cpu":
+            time.sleep(0.001)
 
     def _grew(self) -> None:
         if self._phase is None:
