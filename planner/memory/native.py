@@ -8,7 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from dsplan.planner.memory.replay import END, Bytes, Layer, Timeline, activation_layer, items_at, peaks, timelines
+from dsplan.planner.memory.replay import (
+    END,
+    Bytes,
+    Layer,
+    Timeline,
+    activation_layer,
+    items_at,
+    one_gradient,
+    peaks,
+    timelines,
+)
 from dsplan.planner.memory.shards import Shards, shards
 from dsplan.schemas.layout import PARTIAL, ZERO
 from dsplan.schemas.ledger import Ledger, Moment
@@ -246,21 +256,15 @@ class _Rank:
     def own_gradients(self, timeline: Timeline, summed: bool) -> Bytes:
         """By row: full-size gradients of the running unit and of the parts outside the blocks.
 
-        summed: each is added at once to a sum that exists already, but for those of a parameter that is used twice: they
-        wait for each other, and the trace shows more gradients than the unit has.
+        summed: each is added at once to a sum that exists already.
         """
         ratio, unit = self.tp_ratio(), timeline.unit[timeline.segment]
         own = np.ceil(timeline.grad * ratio[unit]).astype(np.int64)
         outside = np.ceil(timeline.root_grad[timeline.segment] * ratio[0]).astype(np.int64)
         if not summed:
             return own + outside
-        largest = self.width * self.sizes.largest_by_unit
-        most = np.zeros(len(largest), dtype=np.int64)
-        np.maximum.at(most, unit, own)
-        shared = most > self.width * self.sizes.trainable
-        own = np.minimum(own, np.where(shared[unit], 3, 1) * largest[unit])
-        own += outside if shared[0] else 0
-        return np.where(timeline.kind == END, 0, own)
+        width, sizes = self.width, self.sizes
+        return one_gradient(timeline, own, outside, width * sizes.largest_by_unit, width * sizes.trainable)
 
     def grads_of(self, timeline: Timeline, summed: bool) -> Bytes:
         """By segment: full-size gradients of its unit at its end."""

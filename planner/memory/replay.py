@@ -123,6 +123,23 @@ def activation_layer(timeline: Timeline, layout: Layout, accumulation: int) -> L
     return Layer("activations", held, why)
 
 
+def one_gradient(timeline: Timeline, own: Bytes, outside: Bytes, largest: Bytes, unit_bytes: Bytes) -> Bytes:
+    """By row: full-size gradients where each is taken away, or added to a sum, as soon as it is whole.
+
+    own: by row, all of the running unit. outside: by row, those outside the blocks that wait. largest, unit_bytes: by
+    unit. Gradients of a parameter that is used twice wait for each other, and then for their sum: the trace tells such a
+    unit by more gradients than it has parameters.
+    """
+    unit = timeline.unit[timeline.segment]
+    most = np.zeros(len(largest), dtype=np.int64)
+    np.maximum.at(most, unit, own)
+    shared = most > unit_bytes
+    held = np.minimum(own, np.where(shared[unit], 3, 1) * largest[unit])
+    if shared[0]:
+        held = held + np.minimum(outside, largest[0])
+    return np.where(timeline.kind == END, 0, held)
+
+
 def timelines(trace: Trace, pp: int) -> tuple[Timeline, ...]:
     """The timeline of each pipeline stage; remembered per trace. Empty where nothing was traced."""
     key = (id(trace), pp)
@@ -162,11 +179,13 @@ def _timeline(trace: Trace, pp: int, pp_stage: int) -> Timeline:
         points += [(index, DURING, point) for point in segment.points]
         points.append((index, END, segment.end))
     held_root = 0
-    root_grad = []
+    root_grad, carried = [], []
     for segment in kept:
-        backward_root = segment.phase == "backward" and segment.unit == 0
-        root_grad.append(0 if backward_root else held_root)
-        held_root = segment.end.grad_bytes if backward_root else held_root
+        outside = segment.phase == "backward" and segment.unit == 0
+        # what lies outside the blocks keeps its gradients to the end, also those that the trace lets go between
+        carried.append(max(0, held_root - segment.start.grad_bytes) if outside else 0)
+        root_grad.append(0 if outside else held_root)
+        held_root = segment.end.grad_bytes + carried[-1] if outside else held_root
     unit = np.array([segment.unit for segment in kept], dtype=np.int64)
     backward = np.array([segment.phase == "backward" for segment in kept])
     gathered_before, next_block, reduced_before = _neighbours(kept)
@@ -186,7 +205,7 @@ def _timeline(trace: Trace, pp: int, pp_stage: int) -> Timeline:
         kind=np.array([kind for _, kind, _ in points], dtype=np.int64),
         activation=np.array([p.activation_bytes - base + boundary for _, _, p in points], dtype=np.int64).clip(min=0),
         split=np.array([p.split_bytes - base_split for _, _, p in points], dtype=np.int64).clip(min=0),
-        grad=np.array([point.grad_bytes for _, _, point in points], dtype=np.int64),
+        grad=np.array([point.grad_bytes + carried[index] for index, _, point in points], dtype=np.int64),
         saved_bytes=max(0, last_forward.end.activation_bytes - base + boundary),
         saved_split_bytes=max(0, last_forward.end.split_bytes - base_split),
         names=tuple(trace.units[s.unit].name or "the parts outside the blocks" for s in kept),
