@@ -71,6 +71,13 @@ def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
         for parameter in group["params"]:
             moved[parameter] = renaming(parameter, "optimizer")
         group["params"] = [moved[parameter] for parameter in group["params"]]
+    if type(client) in (torch.optim.Adam, torch.optim.AdamW) and not old_state:
+        for group in client.param_groups:
+            # Left to itself torch steps over DTensors one operation at a time, which takes many times as long.
+            if all(
+                group.get(option) in (None, False) for option in ("foreach", "fused", "capturable", "differentiable")
+            ):
+                group["fused"] = group["foreach"] is None
     client.state.clear()
     for parameter, state in old_state.items():
         client.state[moved[parameter]] = {key: _cut(value, moved[parameter]) for key, value in state.items()}

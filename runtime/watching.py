@@ -81,7 +81,8 @@ class _Peak:
 
 
 class StepWatch:
-    """From the first forward of an optimizer step to its end. An engine's Observer calls it; `ledger` gives the result."""
+    """From the first forward of an optimizer step to its end. `start` it, let it be the engine's observer for one step (or pass
+    an observer's calls on), then ask for its `ledger`."""
 
     def __init__(self, engine: Engine, tracker: CountingTracker | None = None):
         self._engine = engine
@@ -118,6 +119,9 @@ class StepWatch:
 
     def step_begins(self) -> None:
         self._enter("step", "temporary")
+
+    def step_ends(self) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """End of the step: gradients are gone, states exist."""
