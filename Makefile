@@ -9,6 +9,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[hf]'
+	$(BIN)/python -m compileall -q planner runtime reports schemas
 	touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.installed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dsplan.schemas.cluster import Cluster
@@ -213,12 +213,15 @@ def _knobs(own: DsConfig | None, unfilled: set[str], hidden_size: int | None) ->
     knobs = own.knobs
     if hidden_size is None:
         return knobs
-    from dataclasses import replace
+    def sized(key: str, otherwise: int, by_hidden: int) -> int:
+        return by_hidden if f"/zero_optimization/{key}" in unfilled else otherwise
 
-    by_hidden = {
-        "reduce_bucket_size": ("reduce_bucket_size", hidden_size * hidden_size),
-        "stage3_prefetch_bucket_size": ("prefetch_bucket_size", int(0.9 * hidden_size * hidden_size)),
-        "stage3_param_persistence_threshold": ("param_persistence_threshold", 10 * hidden_size),
-    }
-    changes = {ours: value for key, (ours, value) in by_hidden.items() if f"/zero_optimization/{key}" in unfilled}
-    return replace(knobs, **changes) if changes else knobs
+    square = hidden_size * hidden_size
+    return replace(
+        knobs,
+        reduce_bucket_size=sized("reduce_bucket_size", knobs.reduce_bucket_size, square),
+        prefetch_bucket_size=sized("stage3_prefetch_bucket_size", knobs.prefetch_bucket_size, int(0.9 * square)),
+        param_persistence_threshold=sized(
+            "stage3_param_persistence_threshold", knobs.param_persistence_threshold, 10 * hidden_size
+        ),
+    )
