@@ -52,7 +52,7 @@ def rehearse(subject: Subject, plan: Plan) -> Ledger:
     with _fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
-        with user_code(subject.file, "the model raised"), mode, _Answers(), _Kernels():
+        with user_code(subject.file, "the model raised"), mode, _Answers(), _Kernels():  # type: ignore[no-untyped-call]
             engine, *_ = initialize(
                 model=model, optimizer=_optimizer(plan.optimizer), config=_config(plan, accumulation)
             )
@@ -171,7 +171,7 @@ class _Answers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Kernels(GpuKernels):
+class _Kernels(GpuKernels):  # type: ignore[no-untyped-call]
     """GpuKernels that stays on while backward computes blocks again: Tensor.backward would switch it off."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,7 +19,7 @@ from dsplan.planner.memory.replay import (
     peaks,
     timelines,
 )
-from dsplan.planner.memory.shards import local_numel, shards
+from dsplan.planner.memory.shards import local_numel, outside_blocks, part_of, shards
 from dsplan.schemas.ledger import Ledger, Moment
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
@@ -51,7 +51,13 @@ class _Rank:
         self.width = PRECISION_BYTES[plan.precision]
         self.mixed = self.width < FP32
         self.units = list(timeline.units) if timeline else list(range(len(trace.units)))
-        self.sizes = shards(trace, layout.tp, 1)
+        part = part_of(layout.pp, timeline.pp_stage if timeline else 0)
+        self.sizes = shards(trace, layout.tp, 1, part)
+        self.params = [
+            param
+            for unit in self.units
+            for param in (trace.units[unit].params if unit else outside_blocks(trace, part))
+        ]
         self.numel = int(self.sizes.whole[self.units].sum())
         self.trained = int(self.sizes.trainable[self.units].sum())
         self.tensors = int(self.sizes.tensors[self.units].sum())
@@ -117,8 +123,10 @@ class _Rank:
         if kept:
             return np.full(timeline.segment.shape, self.width * self.trained, dtype=np.int64)
         earlier = self.width * (timeline.block_done @ self.sizes.trainable)
-        done = np.where(timeline.backward, earlier + timeline.root_grad, 0)
-        return done[timeline.segment] + timeline.grad // self.plan.layout.tp
+        outside = np.ceil(timeline.root_grad * self.sizes.ratio[0]).astype(np.int64)
+        done = np.where(timeline.backward, earlier + outside, 0)
+        own = timeline.grad * self.sizes.ratio[timeline.unit[timeline.segment]]
+        return done[timeline.segment] + np.ceil(own).astype(np.int64)
 
     def one_gradient(self, timeline: Timeline) -> Bytes:
         """By row: the gradient of one parameter, which is taken away as soon as it is whole."""
@@ -134,18 +142,21 @@ class _Rank:
         outside[-1] = before[0] if opening < len(timeline.unit) - 1 else 0
         reduced = timeline.block_done @ self.sizes.trainable + outside // self.width
         full = timeline.backward & (reduced > self.knobs.reduce_bucket_size)
-        return full[timeline.segment] | self.at_end(timeline)
+        found: NDArray[np.bool_] = full[timeline.segment] | self.at_end(timeline)
+        return found
 
     def in_backward(self, timeline: Timeline) -> NDArray[np.bool_]:
         """Rows of backward after the loss's own, that is, since the first gradient of a parameter."""
         backward = timeline.backward[timeline.segment]
         opening = np.argmax(timeline.backward)
         loss = (timeline.segment == opening) & (timeline.grad == 0) & (timeline.unit[opening] == 0)
-        return backward & ~loss
+        found: NDArray[np.bool_] = backward & ~loss
+        return found
 
     def at_end(self, timeline: Timeline) -> NDArray[np.bool_]:
         """The last row."""
-        return np.arange(len(timeline.segment)) == len(timeline.segment) - 1
+        last: NDArray[np.bool_] = np.arange(len(timeline.segment)) == len(timeline.segment) - 1
+        return last
 
 
 class _Plain(_Rank):
@@ -235,8 +246,7 @@ class _Partitioned(_Rank):
         if self.plan.zero_stage == 1:  # those too large for the bucket stay till the end
             large = sum(
                 local_numel(param, self.plan.layout.tp)
-                for unit in self.units
-                for param in self.trace.units[unit].params
+                for param in self.params
                 if param.trainable and local_numel(param, self.plan.layout.tp) > knobs.reduce_bucket_size
             )
             grads = np.maximum(grads, np.where(end, width * large, 0))
@@ -281,14 +291,13 @@ class _Gathered(_Rank):
         super().__init__(trace, plan, timeline)
         tp, degree = plan.layout.tp, self.degree
         self.shard = self.trained_shard = self.persistent = self.largest_shard = 0
-        for unit in self.units:
-            for param in trace.units[unit].params:
-                numel = local_numel(param, tp)
-                part = -(-numel // degree)
-                self.shard += part
-                self.largest_shard = max(self.largest_shard, part)
-                self.trained_shard += part if param.trainable else 0
-                self.persistent += numel if numel <= plan.knobs.param_persistence_threshold else 0
+        for param in self.params:
+            numel = local_numel(param, tp)
+            part = -(-numel // degree)
+            self.shard += part
+            self.largest_shard = max(self.largest_shard, part)
+            self.trained_shard += part if param.trainable else 0
+            self.persistent += numel if numel <= plan.knobs.param_persistence_threshold else 0
 
     def states(self) -> list[Layer]:
         width, knobs, offload = self.width, self.knobs, self.plan.offload

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsplan.schemas.cluster import Cluster
@@ -63,15 +64,16 @@ def device_bytes(ledger: Ledger, plan: Plan) -> DeviceBytes:
     reserved = RESERVED_STAGE3_DEEPSPEED if stage3 else RESERVED
     links = 1 if plan.layout.ranks > 1 else 0
 
-    def total(bound: str) -> int:
-        fixed = getattr(CONTEXT_BYTES, bound) + links * getattr(COMMUNICATOR_BYTES, bound)
-        return round(ledger.allocated_bytes * getattr(reserved, bound) + fixed)
+    def total(bound: Callable[[Span], float]) -> int:
+        return round(
+            ledger.allocated_bytes * bound(reserved) + bound(CONTEXT_BYTES) + links * bound(COMMUNICATOR_BYTES)
+        )
 
     return DeviceBytes(
         reserved_bytes=round(ledger.allocated_bytes * reserved.likely),
-        device_bytes=total("likely"),
-        device_bytes_low=total("low"),
-        device_bytes_high=total("high"),
+        device_bytes=total(lambda span: span.likely),
+        device_bytes_low=total(lambda span: span.low),
+        device_bytes_high=total(lambda span: span.high),
     )
 
 

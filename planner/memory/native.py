@@ -19,7 +19,7 @@ from dsplan.planner.memory.replay import (
     peaks,
     timelines,
 )
-from dsplan.planner.memory.shards import Shards, shards
+from dsplan.planner.memory.shards import Shards, part_of, shards
 from dsplan.schemas.layout import PARTIAL, ZERO
 from dsplan.schemas.ledger import Ledger, Moment
 from dsplan.schemas.plan import Plan
@@ -66,7 +66,8 @@ class _Rank:
         layout = plan.layout
         self.trace, self.plan, self.timeline = trace, plan, timeline
         self.degree = 1 if plan.zero_stage == 0 else layout.dp_shard
-        self.sizes: Shards = shards(trace, layout.tp, self.degree)
+        part = part_of(layout.pp, timeline.pp_stage if timeline else 0)
+        self.sizes: Shards = shards(trace, layout.tp, self.degree, part)
         self.units = list(timeline.units) if timeline else list(range(len(trace.units)))
         # of the compute dtype, in which gradients are reduced too
         self.width = PRECISION_BYTES[plan.precision]
@@ -258,27 +259,30 @@ class _Rank:
 
         summed: each is added at once to a sum that exists already.
         """
-        ratio, unit = self.tp_ratio(), timeline.unit[timeline.segment]
-        own = np.ceil(timeline.grad * ratio[unit]).astype(np.int64)
-        outside = np.ceil(timeline.root_grad[timeline.segment] * ratio[0]).astype(np.int64)
+        own, outside = self.whole_gradients(timeline)
         if not summed:
             return own + outside
         width, sizes = self.width, self.sizes
         return one_gradient(timeline, own, outside, width * sizes.largest_by_unit, width * sizes.trainable)
 
+    def whole_gradients(self, timeline: Timeline) -> tuple[Bytes, Bytes]:
+        """By row: full-size gradients of the running unit; of the parts outside the blocks while a block runs."""
+        own, outside = timeline.grad, timeline.root_grad[timeline.segment]
+        if self.plan.layout.tp > 1:
+            ratio = self.sizes.ratio
+            own = np.ceil(own * ratio[timeline.unit[timeline.segment]]).astype(np.int64)
+            outside = np.ceil(outside * ratio[0]).astype(np.int64)
+        return own, outside
+
     def grads_of(self, timeline: Timeline, summed: bool) -> Bytes:
         """By segment: full-size gradients of its unit at its end."""
         if summed:
-            return self.width * self.sizes.trainable[timeline.unit]
+            found: Bytes = self.width * self.sizes.trainable[timeline.unit]
+            return found
         values = np.zeros(timeline.unit.shape, dtype=np.int64)
         ends = timeline.kind == END
-        values[timeline.segment[ends]] = (timeline.grad * self.tp_ratio()[timeline.unit[timeline.segment]])[ends]
+        values[timeline.segment[ends]] = self.whole_gradients(timeline)[0][ends]
         return values
-
-    def tp_ratio(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """By unit: the part of its parameters that one tp rank holds."""
-        whole = shards(self.trace, 1, 1).whole
-        return np.divide(self.sizes.whole, whole, out=np.ones(whole.shape), where=whole > 0)
 
     # The optimizer step
 

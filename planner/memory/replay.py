@@ -31,6 +31,8 @@ class Timeline:
     """Units that this stage holds: the blocks of its cut, and 0 where it holds parts outside the blocks."""
     segment: NDArray[np.int64]
     kind: NDArray[np.int64]
+    place: NDArray[np.int64]
+    """kind x segments + segment."""
     activation: Bytes
     """Of one micro-batch of this stage alone."""
     split: Bytes
@@ -57,10 +59,10 @@ class Timeline:
 
     def rows(self, start: Bytes | int, during: Bytes | int, end: Bytes | int) -> Bytes:
         """By row, from values by segment for each kind of row."""
-        table = np.stack(
-            [np.broadcast_to(np.asarray(part, dtype=np.int64), self.unit.shape) for part in (start, during, end)]
-        )
-        return table[self.kind, self.segment]
+        table = np.empty((3, len(self.unit)), dtype=np.int64)
+        table[START], table[DURING], table[END] = start, during, end
+        found: Bytes = table.reshape(-1)[self.place]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ def _timeline(trace: Trace, pp: int, pp_stage: int) -> Timeline:
         units=((0,) if pp_stage in (0, pp - 1) else ()) + tuple(cut),
         segment=np.array([index for index, _, _ in points], dtype=np.int64),
         kind=np.array([kind for _, kind, _ in points], dtype=np.int64),
+        place=np.array([kind * len(kept) + index for index, kind, _ in points], dtype=np.int64),
         activation=np.array([p.activation_bytes - base + boundary for _, _, p in points], dtype=np.int64).clip(min=0),
         split=np.array([p.split_bytes - base_split for _, _, p in points], dtype=np.int64).clip(min=0),
         grad=np.array([point.grad_bytes + carried[index] for index, _, point in points], dtype=np.int64),
