@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 
 def estimate(
-    model: str,
+    model: str | Subject,
     *,
     cluster: Cluster | str = "1",
     config: str | Mapping[str, Any] | None = None,
@@ -41,17 +41,21 @@ def estimate(
 ) -> Estimate:
     """Bytes and seconds per GPU of every combination that flags, companion and config name.
 
-    model: model.py[:NAME], a training script, or a HF config. config: a path, or the object itself. rehearse: the first
+    model: model.py[:NAME], a training script, a HF config, or one of these loaded already. config: a path, or the object itself. rehearse: the first
     `show` rows (all where None) are confirmed by running the engine on fake tensors. Problem where nothing can be said.
     """
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     flags = flags or Flags()
     ds_config = read_config_argument(config)
     companion = read_companion(args) if args else None
-    progress(f"loading {model}")
-    subject = load_subject(model, sets=sets or {}, seq_len=flags.seq_len or _told(companion), script_args=script_args)
+    if isinstance(model, Subject):
+        subject = model
+    else:
+        progress(f"loading {model}")
+        seq_len = flags.seq_len or (companion.seq_len if companion else None)
+        subject = load_subject(model, sets=sets or {}, seq_len=seq_len, script_args=script_args)
     settings = settle_for(subject, flags, cluster, companion, ds_config)
-    progress(f"tracing {model}")
+    progress(f"tracing {subject.source}")
     first = trace_for(subject, settings, precision=settings.precision[0])
     found = candidates(settings, cluster, tp_limit=first.tp_limit, num_blocks=len(first.blocks))
     rows = []
@@ -262,7 +266,3 @@ def _own_index(rows: Sequence[Row], settings: Settings) -> int | None:
         if plan.zero_stage == settings.own_zero and plan.precision == settings.own_precision:
             return index
     return None
-
-
-def _told(companion: Companion | None) -> int | None:
-    return companion.seq_len if companion else None

@@ -6,11 +6,12 @@ import copy
 import difflib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from dsplan.planner.rules import RULES, Hit, Rule, run
+from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.known_keys import lookup, members, schema
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
@@ -22,7 +23,7 @@ from dsplan.schemas.positions import Document, SyntaxProblem, steps
 from dsplan.schemas.problem import Problem
 
 STDIN = "-"
-NEEDS = {"cluster": "--cluster", "zero_stage": "--args", "companion": "--args", "trace": "--model"}
+NEEDS = {"cluster": "--cluster", "zero_stage": "--args", "companion": "--args", "fit": "--model"}
 """What a rule may need and the user can give, to the option that gives it."""
 _SKIPPED_FOLDERS = {"node_modules", "__pycache__", "build", "dist"}
 
@@ -43,16 +44,22 @@ def lint(
     "-" is stdin. A folder stands for the *.json below it that look like DeepSpeed configurations. reader auto: whoever fills
     the file's "auto" values, else DeepSpeed. engine native or both: also what the native engine does not carry out.
     """
-    if model is not None:
-        raise Problem(
-            "lint --model is not there yet: no rule takes a model; dsplan estimate MODEL --config FILE tells whether it fits"
-        )
+    fits = _fits(model, cluster, args, engine) if model is not None else None
     rules = chosen_rules(select, ignore)
     companion = _companion(args)
     found = []
     for name, text in _texts(paths):
         found.append(
-            lint_text(text, name, cluster=cluster, reader=reader, engine=engine, rules=rules, companion=companion)
+            lint_text(
+                text,
+                name,
+                cluster=cluster,
+                reader=reader,
+                engine=engine,
+                rules=rules,
+                companion=companion,
+                fit=fits,
+            )
         )
     return found
 
@@ -66,9 +73,14 @@ def lint_text(
     engine: str = "deepspeed",
     rules: Sequence[Rule] | None = None,
     companion: Companion | None = None,
+    fit: Fit | Callable[[dict[str, Any]], Fit | str] | None = None,
 ) -> FileFindings:
-    """The findings of one text. The companion says what the reader puts in the place of "auto"."""
+    """The findings of one text. The companion says what the reader puts in the place of "auto".
+
+    fit: what the configuration takes on the GPUs, or the function that tells it (or why it cannot).
+    """
     read_as, document, syntax = _read(text, reader)
+    needs = dict(NEEDS)
     context: dict[str, Any] = {"reader": read_as}
     if cluster is not None:
         context["cluster"] = cluster
@@ -83,6 +95,12 @@ def lint_text(
             context["hf_reader"] = read_as
         if engine in ("native", "both") and isinstance(document.value, dict):
             context["native"] = document.value
+        if fit is not None and isinstance(document.value, dict):
+            told = fit(document.value) if callable(fit) else fit
+            if isinstance(told, str):
+                needs["fit"] = told
+            else:
+                context["fit"] = told
     else:
         context["syntax"] = syntax
     findings: list[Finding] = []
@@ -91,8 +109,8 @@ def lint_text(
         missing = [need for need in rule.needs if need not in context]
         if not missing:
             findings += [_finding(rule, hit, document, read_as) for hit in run(rule, context)]
-        elif document is not None and isinstance(document.value, dict) and all(need in NEEDS for need in missing):
-            skipped.append(SkippedRule(rule=rule.id, needs=" ".join(NEEDS[need] for need in missing)))
+        elif document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
+            skipped.append(SkippedRule(rule=rule.id, needs=" ".join(needs[need] for need in missing)))
     findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
     unique = tuple(dict.fromkeys(findings))
     return FileFindings(file=name, read_as=read_as, text=text, findings=unique, skipped_rules=tuple(skipped))
@@ -240,6 +258,34 @@ def _replace(raw: Any, pointer: str, value: Any) -> None:
         raw = raw.get(step) if isinstance(raw, dict) else None
     if isinstance(raw, dict):
         raw[last] = value
+
+
+def _fits(model: str, cluster: Cluster | None, args: str | None, engine: str) -> Callable[[dict[str, Any]], Fit | str]:
+    """A function from a file's object to what it takes on the cluster's GPUs, by `estimate`. Loads the model, and torch."""
+    if cluster is None or cluster.gpu is None:
+        raise Problem("--model needs --cluster with a kind of GPU, as in --cluster 8xA100-80GB")
+    from dsplan.planner.estimating import estimate
+    from dsplan.planner.load import load_subject
+    from dsplan.planner.settings import Flags
+
+    subject, gpu = load_subject(model), cluster.gpu
+
+    def fit(raw: dict[str, Any]) -> Fit | str:
+        try:
+            row = estimate(subject, cluster=cluster, config=raw, args=args, flags=Flags(engine=engine)).rows[0]  # type: ignore[arg-type]
+        except Problem as problem:
+            return f"a configuration that can be estimated: {problem}"
+        memory = row.memory
+        if memory.device_bytes is None or memory.device_bytes_high is None:
+            return "a sample batch of the model"
+        return Fit(
+            gpu=gpu.name,
+            device_bytes=memory.device_bytes,
+            device_bytes_high=memory.device_bytes_high,
+            usable_bytes=gpu.usable_bytes,
+        )
+
+    return fit
 
 
 def _companion(args: str | None) -> Companion | None:

@@ -3,6 +3,7 @@
 from dsplan.planner.rules import (
     arguments,
     batch,
+    fit,
     native,
     offload,
     optimizer,
@@ -14,7 +15,7 @@ from dsplan.planner.rules import (
 )
 from dsplan.planner.rules.mechanism import RULES, Hit, Rule, rule, run
 
-_FAMILIES = (structure, wrong_values, arguments, batch, precision, zero, offload, optimizer, scheduler, native)
+_FAMILIES = (structure, wrong_values, arguments, batch, precision, zero, offload, optimizer, scheduler, native, fit)
 for _id in sorted(RULES):  # by id, whatever order the families came in
     RULES[_id] = RULES.pop(_id)
 

@@ -287,3 +287,21 @@ def test_lint_fix_corrects_what_diff_shows(tmp_path: Path) -> None:
     assert "zero_optimisation" in bad.read_text()
     assert dsplan("lint", str(bad), "--fix").code == 0
     assert bad.read_text() == '{\n  // kept\n  "train_batch_size": 8,\n  "zero_optimization": {"stage": 2}\n}'
+
+
+def test_lint_with_a_model_says_what_does_not_fit(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\n"
+        "def build_model():\n    return torch.nn.Linear(1000, 1000)\n"
+        "def sample_batch(micro_batch, seq_len=None):\n    return (torch.zeros(micro_batch, 1000),)\n"
+    )
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_micro_batch_size_per_gpu": 5000000, "gradient_clipping": 1.0}')
+    done = dsplan("lint", str(config), "--model", str(model), "--cluster", "1xT4", "--format", "json")
+    (finding,) = json.loads(done.out)["files"][0]["findings"]
+    assert (done.code, finding["rule"], finding["severity"]) == (1, "DSP901", "error")
+    config.write_text('{"train_micro_batch_size_per_gpu": 5, "gradient_clipping": 1.0}')
+    assert dsplan("lint", str(config), "--model", str(model), "--cluster", "1xT4").code == 0
+    refused(dsplan("lint", str(config), "--model", str(model)), "--cluster")
+    refused(dsplan("lint", str(config), "--model", "none.py", "--cluster", "1xT4"), "none.py")

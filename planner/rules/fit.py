@@ -1,0 +1,58 @@
+"""DSP9xx: whether the model fits into the GPUs under this configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
+from dsplan.schemas.units import gib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What estimate says of the file's own configuration on a named GPU."""
+
+    gpu: str
+    device_bytes: int
+    device_bytes_high: int
+    usable_bytes: int
+
+
+@rule("DSP901", "does-not-fit", severity=ERROR, keys=[])
+def does_not_fit(fit: Fit) -> Iterator[Hit]:
+    """What the model takes under this configuration must fit into a GPU.
+
+    Why:    The job queues, starts, and runs out of memory in its first steps.
+    Given:  gib_per_sample 10, usable_gib 79
+    Bad:    {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0}
+    Good:   {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: dsplan estimate --config
+    """
+    if fit.device_bytes > fit.usable_bytes:
+        yield Hit(
+            "",
+            f"takes {gib(fit.device_bytes)} GiB per GPU, but {fit.gpu} has {gib(fit.usable_bytes)} GiB",
+            "see dsplan estimate for the parts, dsplan tune for what fits",
+        )
+
+
+@rule("DSP902", "barely-fits", severity=WARNING, keys=[])
+def barely_fits(fit: Fit) -> Iterator[Hit]:
+    """What the model takes at most should fit into a GPU as well.
+
+    Why:    What the allocator reserves depends on fragmentation; the upper end of the estimate exceeds the GPU.
+    Given:  gib_per_sample 10, usable_gib 81
+    Bad:    {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0}
+    Good:   {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: dsplan estimate --config
+    """
+    if fit.device_bytes <= fit.usable_bytes < fit.device_bytes_high:
+        yield Hit(
+            "",
+            f"takes {gib(fit.device_bytes)} GiB per GPU and up to {gib(fit.device_bytes_high)} GiB, "
+            f"but {fit.gpu} has {gib(fit.usable_bytes)} GiB",
+            "leave more room, or measure",
+        )
