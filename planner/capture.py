@@ -91,7 +91,7 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
             except subprocess.TimeoutExpired:
                 raise Problem(
                     f"{subject.source}: no engine.backward() within {subject.timeout_seconds:g} s; give it less to do before "
-                    "its first step (arguments go after --), or raise the limit with --trace-timeout"
+                    "its first step (its arguments go after --)"
                 ) from None
             finally:
                 _end(child)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from dsplan.planner.kernels import NormalValues
+from dsplan.planner.operators import COUNTER_FORMULAS, FLOPS_PER_MAC, HANDLES, MetaConvolutions
 from dsplan.planner.weightless import Inputs, fakes, lent_weights, metas, stand_in
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 FVCORE, FLOP_COUNTER, UNKNOWN = "fvcore", "flop counter", "unknown"
-
-FLOPS_PER_MAC = 2
-"""One multiply and one add. Everything below counts multiply-adds; they are doubled once, in `_flops`."""
 
 _NORMS = ("batch_norm", "group_norm", "layer_norm", "instance_norm")
 _NOT_COUNTED = (*_NORMS, "upsample_nearest2d", "upsample_bilinear2d", "adaptive_avg_pool2d", "grid_sampler")
@@ -98,7 +92,7 @@ def _by_counter(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], input
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes_only = fakes(mode, torch.bfloat16)
-    counter = FlopCounterMode(display=False, custom_mapping=_COUNTER_FORMULAS)
+    counter = FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS)
     values = NormalValues()  # type: ignore[no-untyped-call]
     with lent_weights(model, fakes_only), torch.no_grad(), mode, values, counter:
         stand_in(inputs, fakes_only).feed(model)
@@ -144,7 +138,7 @@ def _fvcore_macs(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[di
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     analysis.set_op_handle(**HANDLES)
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with _MetaConvolutions(), repeats, warnings.catch_warnings():
+    with MetaConvolutions(), repeats, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         counts = analysis.by_module_and_operator()
         unknown = analysis.unsupported_ops()
@@ -237,157 +231,3 @@ def _inputs_key(args: Any, kwargs: Any) -> Any:
 def _is_matmul_like(operator: str) -> bool:
     name = operator.partition("::")[2] or operator
     return any(part in name for part in _MATMUL_LIKE) and not any(part in name for part in _HARMLESS)
-
-
-class _MetaConvolutions(TorchFunctionMode):
-    """Convolutions by torch._convolution, since the python form of meta convolutions cannot be traced."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _CONVOLUTIONS:
-            dims, transposed = _CONVOLUTIONS[func]
-            return (_transposed if transposed else _convolution)(dims, *args, **kwargs)
-        return func(*args, **kwargs)
-
-
-_CONVOLUTIONS = {
-    F.conv1d: (1, False),
-    F.conv2d: (2, False),
-    F.conv3d: (3, False),
-    F.conv_transpose1d: (1, True),
-    F.conv_transpose2d: (2, True),
-    F.conv_transpose3d: (3, True),
-}
-
-
-def _each(value: Any, dims: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values
-
-
-def _convolution(
-    dims: int,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    dilations = _each(dilation, dims)
-    if padding == "same":
-        reach = [step * (kernel - 1) for step, kernel in zip(dilations, weight.shape[2:], strict=True)]
-        input = F.pad(input, [side for total in reversed(reach) for side in (total // 2, total - total // 2)])
-    paddings = [0] * dims if isinstance(padding, str) else _each(padding, dims)
-    return _raw(input, weight, bias, _each(stride, dims), paddings, dilations, False, [0] * dims, groups)
-
-
-def _transposed(
-    dims: int,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    extra = _each(output_padding, dims)
-    return _raw(
-        input, weight, bias, _each(stride, dims), _each(padding, dims), _each(dilation, dims), True, extra, groups
-    )
-
-
-def _raw(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    extra: Any,
-    groups: int,
-) -> Any:
-    return torch._convolution(
-        input, weight, bias, stride, padding, dilation, transposed, extra, groups, False, False, True, True
-    )
-
-
-def _shape(value: Any) -> list[int]:
-    sizes = value.type().sizes() if value.isCompleteTensor() else None
-    if sizes is None:
-        raise ValueError("the trace holds a tensor of unknown shape")
-    return list(sizes)
-
-
-def _matmul(inputs: Any, outputs: Any) -> float:
-    """Output elements times the length that is summed, for any broadcast."""
-    return float(math.prod(_shape(outputs[0])) * _shape(inputs[0])[-1])
-
-
-def _baddbmm(inputs: Any, outputs: Any) -> float:
-    return float(math.prod(_shape(outputs[0])) * _shape(inputs[1])[-1])
-
-
-def _attention(inputs: Any, outputs: Any) -> Counter[str]:
-    """Scores and their product with v: batch x heads x Lq x Lk x (dq + dv)."""
-    query, key, value = (_shape(part) for part in inputs[:3])
-    return Counter({"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])})
-
-
-def _grouped(inputs: Any, outputs: Any) -> Counter[str]:
-    """Tokens x in x out: each token meets one expert's matrix per product."""
-    left, right = _shape(inputs[0]), _shape(inputs[1])
-    return Counter({"grouped_mm": math.prod(left) * right[-1]})
-
-
-def _einsum(inputs: Any, outputs: Any) -> float:
-    """One product of two operands: the lengths of all letters. More operands: pairwise from the left."""
-    equation = inputs[0].toIValue().replace(" ", "")
-    shapes = [_shape(value) for value in inputs[1].node().inputs()]
-    terms = equation.partition("->")[0].split(",")
-    sizes = {
-        letter: length
-        for term, shape in zip(terms, shapes, strict=False)
-        for letter, length in zip(term, shape, strict=False)
-    }
-    if "..." in equation or len(terms) > 2:
-        from fvcore.nn.jit_handles import einsum_flop_jit
-
-        return float(einsum_flop_jit(inputs, outputs))
-    return float(math.prod(sizes.values())) if len(terms) == 2 else 0.0
-
-
-def _nothing(inputs: Any, outputs: Any) -> float:
-    return 0.0
-
-
-HANDLES: dict[str, Any] = {
-    "aten::matmul": _matmul,
-    "aten::mm": _matmul,
-    "aten::bmm": _matmul,
-    "aten::baddbmm": _baddbmm,
-    "aten::einsum": _einsum,
-    "aten::scaled_dot_product_attention": _attention,
-    "aten::_grouped_mm": _grouped,
-    "aten::rms_norm": _nothing,
-}
-"""What fvcore lacks, or counts for some shapes only."""
-
-
-def _counted_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(FLOPS_PER_MAC * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]))
-
-
-def _counted_grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    return int(FLOPS_PER_MAC * math.prod(left) * right[-1])
-
-
-_COUNTER_FORMULAS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _counted_attention,
-    torch.ops.aten._grouped_mm: _counted_grouped,
-}
-"""What torch's counter lacks: without them attention on cpu counts as 0."""
