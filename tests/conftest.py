@@ -15,7 +15,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write what is printed now into golden files and docs")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write what is printed now into golden files and docs"
+    )
 
 
 @pytest.fixture

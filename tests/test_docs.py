@@ -73,7 +73,9 @@ def test_a_command_prints_what_the_page_shows(example: Example, folder: Path, up
 
 def test_every_make_target_of_the_pages_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    named = {name for page in PAGES for name in re.findall(r"\bmake ([a-z]+)\b(?= *$|`)", page.read_text("utf-8"), re.M)}
+    named = {
+        name for page in PAGES for name in re.findall(r"\bmake ([a-z]+)\b(?= *$|`)", page.read_text("utf-8"), re.M)
+    }
     assert {"demo", "test"} <= named <= targets
 
 

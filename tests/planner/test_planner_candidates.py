@@ -52,7 +52,11 @@ def test_nothing_left_says_why() -> None:
 
 
 def test_micro_batch_follows_from_the_global_batch() -> None:
-    config: dict[str, object] = {"train_batch_size": 64, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2}}
+    config: dict[str, object] = {
+        "train_batch_size": 64,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 2},
+    }
     plans, _ = found(Flags(tp=(1, 2)), "8", config=config)
     assert [(p.layout.dp, p.micro_batch, p.global_batch) for p in plans] == [(8, 4, 64), (4, 8, 64)]
 

@@ -36,12 +36,14 @@ def rules_of(text: str, **given: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case(case: Path, monkeypatch: pytest.MonkeyPatch, update_golden: bool) -> None:
     """A folder of tests/cases: ds_config.json, what lint says of it, and maybe how it is called (options.json)."""
     monkeypatch.chdir(case)
     options = json.loads((case / "options.json").read_text("utf-8")) if (case / "options.json").exists() else {}
     cluster = parse_cluster(options.pop("cluster")) if "cluster" in options else None
     said = as_text.findings(lint(["ds_config.json"], cluster=cluster, **options))
+    if update_golden:
+        (case / "expected.out").write_text(said + "\n", "utf-8")
     assert said + "\n" == (case / "expected.out").read_text("utf-8")
 
 
@@ -69,8 +71,13 @@ def test_the_reader_is_whoever_fills_auto(text: str, reader: str) -> None:
 
 
 def test_rules_that_lack_an_input_are_counted_with_what_they_need() -> None:
-    assert {skipped.needs for skipped in lint_text("{train_batch_size: 8}").skipped_rules} == {"--cluster"}
-    assert lint_text("{train_batch_size: 8}", cluster=parse_cluster("8")).skipped_rules == ()
+    assert {skipped.needs for skipped in lint_text("{train_batch_size: 8}").skipped_rules} == {
+        "--cluster",
+        "--model",
+    }
+    assert {
+        skipped.needs for skipped in lint_text("{train_batch_size: 8}", cluster=parse_cluster("8")).skipped_rules
+    } == {"--model"}
 
 
 def test_select_and_ignore_take_ids_names_and_beginnings() -> None:

@@ -49,7 +49,9 @@ def test_flag_beats_args_beats_config() -> None:
 
 def test_a_script_is_estimated_over_all_stages_with_its_own_row_known() -> None:
     script = read_config({"train_batch_size": 32, "fp16": {"enabled": True}, "zero_optimization": {"stage": 2}})
-    got = settled(script_config=script, script_micro_batch=32, script_optimizer=OptimizerSpec(name="adam", kernel="for-loop"))
+    got = settled(
+        script_config=script, script_micro_batch=32, script_optimizer=OptimizerSpec(name="adam", kernel="for-loop")
+    )
     assert (got.engine, got.zero, got.precision) == ("native", (0, 1, 2, 3), ("fp16",))
     assert (got.own_zero, got.own_precision, got.micro_batch, got.global_batch) == (2, "fp16", 32, None)
     assert got.optimizer.kernel == "for-loop"
@@ -67,7 +69,12 @@ def test_every_auto_without_a_source_is_named() -> None:
     )
     with pytest.raises(Problem) as refused:
         settled(config=config)
-    for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16.enabled", "zero_optimization.stage"):
+    for name in (
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "bf16.enabled",
+        "zero_optimization.stage",
+    ):
         assert name in str(refused.value)
     got = settled(Flags(micro_batch=2, accumulation=1, precision=("bf16",), zero=(3,)), config=config)
     assert (got.micro_batch, got.accumulation, got.zero) == (2, 1, (3,))
