@@ -66,11 +66,15 @@ def estimate(
     if own is not None and own > 0:
         rows.insert(0, rows.pop(own))
         own = 0
+    refused: list[str] = []
     if rehearse:
         shown = len(rows) if show is None else min(show, len(rows))
         for index in range(shown):
             progress(f"rehearsing row {index + 1} of {shown}")
-            rows[index] = rehearsed_row(subject, rows[index], cluster)
+            try:
+                rows[index] = rehearsed_row(subject, rows[index], cluster)
+            except Problem as problem:  # what cannot be rehearsed is said, and its formula stands
+                refused.append(f"not rehearsed: {problem}")
     return Estimate(
         model=model_facts(subject, first),
         cluster=cluster,
@@ -80,7 +84,7 @@ def estimate(
         skipped=found.skipped,
         own=own,
         origins=settings.origins,
-        notes=notes_of(subject, first, [row.plan for row in rows]),
+        notes=(*notes_of(subject, first, [row.plan for row in rows]), *dict.fromkeys(refused)),
     )
 
 

@@ -70,9 +70,13 @@ def tune(
     wanted, origin = _global_batch(settings, subject, cluster, global_batch, free)
     rows, skipped = _rows(subject, settings, cluster, wanted, progress)
     ranked = sorted(rows, key=lambda row: _rank(row, objective))
+    refused: list[str] = []
     for index in range(min(trials, len(ranked))):
         progress(f"rehearsing candidate {index + 1} of {trials}")
-        ranked[index] = estimating.rehearsed_row(subject, ranked[index], cluster)
+        try:
+            ranked[index] = estimating.rehearsed_row(subject, ranked[index], cluster)
+        except Problem as problem:
+            refused.append(f"not rehearsed: {problem}")
     ranked.sort(key=lambda row: _rank(row, objective))
     best = ranked[0] if ranked and ranked[0].verdict in ("fits", "tight", "unknown") else None
     traced = estimating.trace_for(subject, settings, settings.precision[0])
@@ -93,7 +97,7 @@ def tune(
         skipped=skipped,
         same_model=same,
         same_model_why=why,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys((*notes, *refused))),
     )
 
 
