@@ -21,6 +21,7 @@ from dsplan.schemas.config import DsConfig, read_config
 from dsplan.schemas.estimate import Estimate, Memory, ModelFacts, Row, StepTime
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.plan import Plan
+from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
 
 Progress = Callable[[str], None]

@@ -305,3 +305,11 @@ def test_lint_with_a_model_says_what_does_not_fit(tmp_path: Path) -> None:
     assert dsplan("lint", str(config), "--model", str(model), "--cluster", "1xT4").code == 0
     refused(dsplan("lint", str(config), "--model", str(model)), "--cluster")
     refused(dsplan("lint", str(config), "--model", "none.py", "--cluster", "1xT4"), "none.py")
+
+
+def test_what_cannot_be_rehearsed_is_said_and_its_formula_stands() -> None:
+    options = ("--cluster", "2xA100-40GB", "--zero", "1", "--rehearse", "--format", "json")
+    done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", *options)
+    levels = {(row["tp"], row["pp"]): row["level"] for row in json.loads(done.out)["rows"]}
+    assert levels == {(1, 1): "rehearsal", (2, 1): "formula", (1, 2): "formula"}
+    assert "tp 2" in done.err and "the formula stands" in done.err
