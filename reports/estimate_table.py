@@ -61,7 +61,7 @@ def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = Fa
         _head(estimate, rows),
         tabulate(
             _cells(estimate, rows),
-            headers=_HEADERS,
+            headers=_headers(rows),
             tablefmt="simple",
             stralign="right",
             disable_numparse=True,
@@ -77,7 +77,7 @@ def as_markdown(estimate: Estimate, *, everything: bool = False) -> str:
     """The same table as GitHub markdown."""
     rows = shown_rows(estimate, everything=everything)
     table = tabulate(
-        _cells(estimate, rows), headers=_HEADERS, tablefmt="github", stralign="right", disable_numparse=True
+        _cells(estimate, rows), headers=_headers(rows), tablefmt="github", stralign="right", disable_numparse=True
     )
     return f"{_head(estimate, rows)}\n\n{table}\n\n{_legend(estimate, rows)}"
 
@@ -153,9 +153,18 @@ def _cells(estimate: Estimate, rows: Sequence[Row]) -> list[list[str]]:
                 "-" if tokens is None else f"{tokens:,.0f}",
                 "-" if row.time.mfu is None else f"{row.time.mfu:.0%}",
                 row.verdict + ("" if row.runnable else " *"),
+                *([row.level] if _mixed(rows) else []),
             ]
         )
     return cells
+
+
+def _headers(rows: Sequence[Row]) -> tuple[str, ...]:
+    return (*_HEADERS, "level") if _mixed(rows) else _HEADERS
+
+
+def _mixed(rows: Sequence[Row]) -> bool:
+    return len({row.level for row in rows}) > 1
 
 
 def _unit(rows: Sequence[Row]) -> tuple[str, int]:
