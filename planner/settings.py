@@ -186,8 +186,8 @@ def settle(
         optimizer=spec,
         knobs=_knobs(own, unfilled, hidden_size),
         has_config=config is not None,
-        own_zero=flags.zero[0] if flags.zero and len(flags.zero) == 1 else own.zero_stage if own else None,
-        own_precision=precision[0] if len(precision) == 1 else own.precision if own else None,
+        own_zero=None if own is None else flags.zero[0] if flags.zero and len(flags.zero) == 1 else own.zero_stage,
+        own_precision=None if own is None else precision[0] if len(precision) == 1 else own.precision,
         origins=tuple(origins),
     )
 
@@ -213,6 +213,7 @@ def _knobs(own: DsConfig | None, unfilled: set[str], hidden_size: int | None) ->
     knobs = own.knobs
     if hidden_size is None:
         return knobs
+
     def sized(key: str, otherwise: int, by_hidden: int) -> int:
         return by_hidden if f"/zero_optimization/{key}" in unfilled else otherwise
 

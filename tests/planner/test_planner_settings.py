@@ -30,6 +30,7 @@ def test_without_anything_the_contracts_defaults_hold() -> None:
     got = settled()
     assert (got.engine, got.zero, got.precision, got.tp, got.pp) == ("native", (0, 1, 2, 3), ("bf16",), None, None)
     assert (got.optimizer.name, got.recompute, got.offload, got.has_config) == ("adamw", "none", "none", False)
+    assert settled(Flags(zero=(1,))).own_zero is None, "a flag alone is no configuration of the user's"
 
 
 def test_a_config_fixes_what_no_flag_names_and_speaks_of_deepspeed() -> None:
