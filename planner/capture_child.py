@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from dsplan.planner.captured import Captured, Engine, Recording, init_distributed, initialize
 from dsplan.planner.gpuless import small_loaders, without_gpu
-from dsplan.planner.load import blame
+from dsplan.planner.load import blame, reason
 from dsplan.planner.resizing import Resize
 from dsplan.planner.weightless import parameters_on_meta
 from dsplan.schemas.problem import Problem
@@ -70,13 +70,10 @@ def _run(script: str, arguments: Sequence[str], recording: Recording) -> dict[st
         where, text = blame(error, Path(script))
         if recording.resize is not None and recording.resize.asked is not None:
             raise _not_resized(script, recording.resize, error, text) from error
-        reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
         if isinstance(error, SystemExit):
-            raise Problem(
-                f"{where or f'{script}: '}the script exits with code {error.code}; its arguments go after --"
-            ) from None
+            raise Problem(f"{where}: the script exits with code {error.code}; its arguments go after --") from None
         raise Problem(
-            f"{where or f'{script}: '}the script raised {reason}; correct it and run again", user_traceback=text
+            f"{where}: the script raised {reason(error)}; correct it and run again", user_traceback=text
         ) from error
     raise Problem(_unfinished(script, recording, "ends"))
 

@@ -51,10 +51,10 @@ def load_hf(source: str, path: Path, seq_len: int | None) -> ModelSubject:
         if (error.name or "").partition(".")[0] == "transformers" and _missing("transformers"):
             raise Problem(f"{path}: needs transformers; pip install 'dsplan[hf]'") from error
         raise
-    with user_code(None, f"{path}: {config_class.__name__} does not accept it"):
+    with user_code(path, f"{config_class.__name__} does not accept it:"):
         config = config_class.from_dict(raw)
         _settle(config)
-    with user_code(None, f"{path}: {model_class.__name__} cannot be built from it"):
+    with user_code(path, f"{model_class.__name__} cannot be built from it:"):
         module = build_weightless(lambda: model_class(config))
     module.train()
     notes = []
@@ -69,7 +69,7 @@ def load_hf(source: str, path: Path, seq_len: int | None) -> ModelSubject:
         seq_len, origin = _own_seq_len(text)
         notes.append(f"seq_len {seq_len} ({origin}); --seq-len changes it")
     return ModelSubject(
-        source=source, kind="hf", notes=tuple(notes), seq_len=seq_len, module=module, sample_batch=sample, file=None
+        source=source, kind="hf", notes=tuple(notes), seq_len=seq_len, module=module, sample_batch=sample, file=path
     )
 
 

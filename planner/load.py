@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: i
     from dsplan.planner.weightless import build_weightless
 
     _top_level_names(path)  # syntax errors first, with their line
-    with user_code(path, f"{path} raised on import"):
+    with user_code(path, "import raised"):
         namespace = _import(path)
     maker = getattr(namespace, name or "build_model", None)
     if maker is None:
@@ -232,28 +233,29 @@ def user_code(path: Path | None, what: str) -> Iterator[None]:
     except Problem:
         raise
     except (Exception, SystemExit) as error:
-        where, text = blame(error, path)
-        reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-        raise Problem(f"{where}{what}: {reason}; correct it and run again", user_traceback=text) from error
+        where, text = blame(error, path or Path("the model"))
+        raise Problem(f"{where}: {what} {reason(error)}; correct it and run again", user_traceback=text) from error
 
 
-def blame(error: BaseException, path: Path | None) -> tuple[str, str]:
-    """("file:line: ", the traceback from the user's first frame on)."""
+def reason(error: BaseException) -> str:
+    """An exception in one line: "ValueError: heads must divide width"."""
+    text = " ".join(str(error).split()).rstrip(".:")
+    return f"{type(error).__name__}: {textwrap.shorten(text, 300) or 'no message'}"
+
+
+def blame(error: BaseException, path: Path) -> tuple[str, str]:
+    """("file:line", the traceback from the user's first frame to where our instruments begin)."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        index
-        for index, frame in enumerate(frames)
-        if path is not None and Path(frame.filename).resolve() == path.resolve()
+    own = [index for index, frame in enumerate(frames) if Path(frame.filename).resolve() == path.resolve()]
+    ours = [index for index, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
+    not_ours = [
+        index for index, frame in enumerate(frames) if index not in ours and frame.filename != contextlib.__file__
     ]
-    ours = str(Path(__file__).parent)
-    foreign = [
-        index for index, frame in enumerate(frames) if not frame.filename.startswith((ours, contextlib.__file__))
-    ]
-    shown = frames[own[0] :] if own else frames[foreign[0] :] if foreign else frames
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
+    first = own[0] if own else not_ours[0] if not_ours else 0
+    last = next((index for index in ours if index > first), len(frames))
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first:last])]
     lines += traceback.format_exception_only(type(error), error)
-    where = f"{path}:{frames[own[-1]].lineno}: " if own else ""
-    return where, "".join(lines)
+    return f"{path}:{frames[own[-1]].lineno}" if own else str(path), "".join(lines)
 
 
 def _is_module(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The trace against hand-computed bytes, and against the same step on real tensors."""
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -240,3 +241,38 @@ def test_no_peak_is_lost_under_any_tp(points):
 
     for tp in (1, 2, 4, 1000):
         assert highest(kept, tp) == highest(points, tp)
+
+
+def test_a_hugging_face_model_with_grouped_heads_is_traced_to_the_byte(tmp_path):
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 32,
+        "use_cache": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    traced = trace(load_subject(str(tmp_path)), precision="bf16", micro_batch=2)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokens = {name: torch.zeros(2, 32, dtype=torch.long) for name in ("input_ids", "labels")}
+    module = LlamaForCausalLM(LlamaConfig.from_dict(config)).train()
+    assert real_segments(module, tokens, lambda output, batch: output.loss, "bf16", "none") == traced.segments
+    assert traced.tp_limit == 2
+    dims = {param.name.removeprefix("model.layers.0."): param.tp_dim for param in traced.units[1].params}
+    assert dims == {
+        "self_attn.q_proj.weight": 0,
+        "self_attn.k_proj.weight": 0,
+        "self_attn.v_proj.weight": 0,
+        "self_attn.o_proj.weight": 1,
+        "mlp.gate_proj.weight": 0,
+        "mlp.up_proj.weight": 0,
+        "mlp.down_proj.weight": 1,
+        "input_layernorm.weight": None,
+        "post_attention_layernorm.weight": None,
+    }
