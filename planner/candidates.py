@@ -40,7 +40,9 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
     for zero_stage in settings.zero:
         for precision in settings.precision:
             for tp, pp in _splits(settings, cluster, tp_limit, num_blocks):
-                reason = _refused(zero_stage, tp, pp, cluster, tp_limit, num_blocks)
+                reason = _no_such_offload(settings.offload, zero_stage) or _refused(
+                    zero_stage, tp, pp, cluster, tp_limit, num_blocks
+                )
                 if reason:
                     skipped[reason] += 1
                     continue
@@ -90,6 +92,15 @@ def _refused(zero_stage: int, tp: int, pp: int, cluster: Cluster, tp_limit: int,
         return f"pp {pp} is larger than the number of blocks ({num_blocks})"
     if pp > 1 and zero_stage > 1:
         return "pp > 1 with zero 2 or 3: gradients stay whole over a pipeline's micro-batches"
+    return None
+
+
+def _no_such_offload(offload: str, zero_stage: int) -> str | None:
+    """Source: deepspeed/runtime/engine.py: offload_param acts at stage 3 alone, offload_optimizer from stage 1 on."""
+    if offload == "param" and zero_stage != 3:
+        return "offload param with a zero below 3: parameters are not sharded there"
+    if offload == "optimizer" and zero_stage == 0:
+        return "offload optimizer with zero 0: optimizer state is not sharded there"
     return None
 
 

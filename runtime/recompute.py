@@ -10,18 +10,19 @@ from torch.utils.checkpoint import checkpoint
 
 from dsplan.runtime.blocks import find_blocks
 from dsplan.schemas.plan import Recompute
+from dsplan.schemas.problem import Problem
 
 
 def apply_recompute(model: nn.Module, policy: Recompute) -> int:
     """Wrap the forward of each block in place; the number of blocks wrapped. "none" does nothing.
 
-    Non-reentrant checkpointing, so that frozen inputs and keyword arguments work. Raises ValueError for a policy that is
-    not carried out yet.
+    Non-reentrant checkpointing, so that frozen inputs and keyword arguments work. Problem for a policy that is not
+    carried out yet.
     """
     if policy == "none":
         return 0
     if policy != "full":
-        raise ValueError(f'recompute "{policy}" is not carried out; use "none" or "full"')
+        raise Problem(f'recompute "{policy}" is not carried out yet; choose "none" or "full"')
     blocks = find_blocks(model)
     for _, block in blocks:
         block.forward = _recomputed(block.forward)

@@ -71,3 +71,11 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
             "gradient_accumulation_steps": 1,
         }
         found(Flags(), "8", config=config)
+
+
+def test_offload_is_left_out_where_deepspeed_does_none() -> None:
+    plans, skipped = found(Flags(offload="param"), "1")
+    assert [plan.zero_stage for plan in plans] == [3]
+    assert sum(skipped.values()) == 3
+    plans, skipped = found(Flags(offload="optimizer"), "1")
+    assert [plan.zero_stage for plan in plans] == [1, 2, 3]

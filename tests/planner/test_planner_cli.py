@@ -127,6 +127,7 @@ def test_an_assertion_that_cannot_be_read_is_refused(expression: str) -> None:
         (("--tp", "x"), ("--tp",)),
         (("--optimizer", "magic"), ("magic", "adamw")),
         (("--set", "layers"), ("--set layers", "name=value")),
+        (("--recompute", "selective"), ("selective", "full")),
         (("--config", "none.json"), ("none.json",)),
         (("--args", "none.yaml"), ("none.yaml",)),
         (("--cluster", "2", "--world-size", "2"), ("--cluster", "--world-size")),
