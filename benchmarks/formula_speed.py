@@ -1,6 +1,6 @@
 """Microseconds of one candidate: ledger and step time of a 32-block model, per engine and ZeRO stage.
 
-    python benchmarks/formula_speed.py
+python benchmarks/formula_speed.py
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from dsplan.schemas.ledger import CATEGORIES, Ledger
 from dsplan.schemas.units import size
+from tabulate import tabulate
 
 
 def as_text(predicted: Mapping[str, Any] | None, ledgers: Sequence[Ledger | None]) -> str:

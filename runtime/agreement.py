@@ -7,10 +7,9 @@ import json
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from dsplan.runtime.groups import carries_data
 from dsplan.schemas.problem import Problem
+from torch import nn
 
 
 def refuse_unequal_models(model: nn.Module) -> None:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
 from dsplan.runtime.groups import note
 from dsplan.schemas.problem import Problem
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine

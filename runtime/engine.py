@@ -11,11 +11,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
-
 from dsplan.runtime import checkpoints
 from dsplan.runtime.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.groups import local_rank, note
@@ -23,6 +18,10 @@ from dsplan.runtime.loss_scale import LossScale
 from dsplan.runtime.zero import Sharded
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.problem import Problem
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 
 class Observer(Protocol):

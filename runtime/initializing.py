@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
-
 from dsplan.runtime.agreement import refuse_unequal_models
 from dsplan.runtime.data import build_loader
 from dsplan.runtime.engine import Engine, Parts
@@ -25,6 +22,8 @@ from dsplan.schemas import native_support
 from dsplan.schemas.config import Batch, DsConfig, read_config, resolve_batch
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.problem import Problem
+from torch import nn
+from torch.optim import Optimizer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 meters: list[Meter] = []

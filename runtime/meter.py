@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-
 from dsplan.runtime.watching import StepWatch
 from dsplan.schemas.ledger import Ledger, Phase
 

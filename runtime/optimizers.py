@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from dsplan.schemas.config import Named
+from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
-
-from dsplan.schemas.config import Named
-from dsplan.schemas.problem import Problem
 
 FUSED = ("adam", "adamw")
 """Types whose fused kernel runs on shards (DTensors). The others run as torch does by default."""

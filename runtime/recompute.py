@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
 from dsplan.runtime.blocks import find_blocks
 from dsplan.schemas.plan import Recompute
 from dsplan.schemas.problem import Problem
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def apply_recompute(model: nn.Module, policy: Recompute) -> int:

@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.optim import Optimizer
-
 from dsplan.schemas.config import Named
 from dsplan.schemas.problem import Problem
+from torch.optim import Optimizer
 
 
 class Schedule:

@@ -13,14 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from dsplan.runtime.agreement import take_from_first_rank
+from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.groups import own_device
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
-from dsplan.runtime.agreement import take_from_first_rank
-from dsplan.runtime.blocks import find_blocks
-from dsplan.runtime.groups import own_device
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ def test_imports_go_one_way(path: Path) -> None:
             assert module.split(".")[1] in ALLOWED[part], f"{part} must not import {module}"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] == "schemas"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] == "schemas"], ids=lambda p: p.name
+)
 def test_schemas_know_no_torch_and_no_typer(path: Path) -> None:
     tops = {module.split(".")[0] for module in imported_modules(path)}
     assert tops <= set(sys.stdlib_module_names) | {"dsplan", "jsonschema", "yaml"}

@@ -12,9 +12,8 @@ def train(folder, zero_stage, first, stop, load, precision="fp32"):
     """Steps first..stop of one fixed run; losses from rank 0's point of view, averaged over ranks."""
     import torch
     import torch.distributed as dist
-    from training import SAMPLES, Net, batches, loss_of
-
     from dsplan.runtime import initialize
+    from training import SAMPLES, Net, batches, loss_of
 
     torch.manual_seed(5 if load else 0)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -65,9 +64,8 @@ def test_a_loaded_run_goes_on_as_the_one_that_was_saved(tmp_path, saved, loaded,
 
 
 def load_and_save(folder, zero_stage):
-    from training import Net
-
     from dsplan.runtime import initialize
+    from training import Net
 
     model = Net()
     groups = [
@@ -113,9 +111,8 @@ def test_the_whole_model_is_one_file_in_the_compute_dtype(tmp_path, name):
 def save_whole(folder, name):
     import torch
     import torch.distributed as dist
-    from training import Net
-
     from dsplan.runtime import initialize
+    from training import Net
 
     torch.manual_seed(dist.get_rank())
     config = {"train_batch_size": 2, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
@@ -128,9 +125,8 @@ def test_an_empty_folder_is_told_and_nothing_is_loaded(tmp_path):
 
 
 def load_nothing(folder):
-    from training import Net
-
     from dsplan.runtime import initialize
+    from training import Net
 
     engine, _, _, _ = initialize(model=Net(), config={"train_batch_size": 1})
     return engine.load_checkpoint(folder)

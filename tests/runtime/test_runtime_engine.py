@@ -21,9 +21,8 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all():
 def one_rank_overflows():
     import torch
     import torch.distributed as dist
-    from training import Net, batches
-
     from dsplan.runtime import initialize
+    from training import Net, batches
 
     torch.manual_seed(0)
     engine, _, _, schedule = initialize(
@@ -58,9 +57,8 @@ def test_gradients_that_are_not_numbers_never_reach_the_weights(precision):
 
 def weights_stay_finite(precision):
     import torch
-    from training import Net, batches
-
     from dsplan.runtime import initialize
+    from training import Net, batches
 
     config = {
         "train_micro_batch_size_per_gpu": 8,
@@ -81,9 +79,8 @@ def test_a_model_in_half_precision_gets_masters_in_fp32_and_buffers_in_the_compu
 
 
 def dtypes():
-    from training import Net, batches
-
     from dsplan.runtime import initialize
+    from training import Net, batches
 
     engine, _, _, _ = initialize(
         model=Net().half(), config={"train_batch_size": 8, "bf16": {"enabled": True}, "optimizer": {"type": "SGD"}}
@@ -105,7 +102,6 @@ def test_ranks_that_hold_different_models_are_refused_with_the_rank_and_the_tens
 def different_models():
     import torch
     import torch.distributed as dist
-
     from dsplan.runtime import initialize
     from dsplan.schemas.problem import Problem
 
@@ -122,7 +118,6 @@ def test_every_key_that_is_not_carried_out_is_refused_at_once():
 
 def refusals():
     import torch
-
     from dsplan.runtime import initialize
     from dsplan.schemas.problem import Problem
 
@@ -144,9 +139,8 @@ def test_a_parameter_shared_by_two_blocks_stays_shared():
 
 def shared_parameter():
     import torch
-    from training import Net, batches, loss_of
-
     from dsplan.runtime import initialize
+    from training import Net, batches, loss_of
 
     def make():
         torch.manual_seed(0)
@@ -192,9 +186,8 @@ def test_an_evaluation_between_backward_and_step_does_not_freeze_what_it_gathere
 
 def evaluate_between():
     import torch
-    from training import Net, batches
-
     from dsplan.runtime import initialize
+    from training import Net, batches
 
     engine, _, _, _ = initialize(
         model=Net(),

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import start_launch
-
 from dsplan.runtime.launcher import launch
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.problem import Problem
+from launching import start_launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEAD = """

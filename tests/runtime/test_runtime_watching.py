@@ -1,9 +1,8 @@
 """What one watched step is found to hold and to send, against counts by hand from the placement table."""
 
 import pytest
-from ranks import run_ranks
-
 from dsplan.schemas.ledger import Ledger
+from ranks import run_ranks
 
 WORLD = 2
 BLOCKS = 3
@@ -18,10 +17,9 @@ SHARD = PARAMS // WORLD + 8
 def watched_step(zero_stage, accumulation, precision="fp32", world=None):
     """The second step's ledger, as JSON."""
     import torch
-    from training import Net, batches
-
     from dsplan.runtime import initialize
     from dsplan.runtime.meter import Meter
+    from training import Net, batches
 
     config = {
         "train_micro_batch_size_per_gpu": 2,

@@ -49,7 +49,15 @@ def test_a_file_with_a_gpu_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"gpus_per_node": 0}', '{"gpus_per_node": 8, "gpu": {"memory_gb": 1}}', '{"gpus_per_node": true}']
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"gpus_per_node": 0}',
+        '{"gpus_per_node": 8, "gpu": {"memory_gb": 1}}',
+        '{"gpus_per_node": true}',
+    ],
 )
 def test_a_file_of_the_wrong_shape_names_itself(tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.json"

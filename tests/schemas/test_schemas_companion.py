@@ -6,7 +6,9 @@ import pytest
 from dsplan.schemas.companion import read_companion
 from dsplan.schemas.problem import Problem
 
-TRAINER = '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "bf16": true, "optim": "adamw_torch_fused"}'
+TRAINER = (
+    '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "bf16": true, "optim": "adamw_torch_fused"}'
+)
 ACCELERATE = """
 distributed_type: DEEPSPEED
 mixed_precision: fp16
@@ -22,8 +24,18 @@ FACTORY = "finetuning_type: full\nper_device_train_batch_size: 1\ncutoff_len: 20
 @pytest.mark.parametrize(
     ("name", "text", "kind", "values"),
     [
-        ("a.json", TRAINER, "trainer", {"micro_batch": 4, "accumulation": 8, "precision": "bf16", "optimizer": "adamw"}),
-        ("a.yaml", ACCELERATE, "accelerate", {"accumulation": 2, "precision": "fp16", "zero_stage": 3, "offload": "param"}),
+        (
+            "a.json",
+            TRAINER,
+            "trainer",
+            {"micro_batch": 4, "accumulation": 8, "precision": "bf16", "optimizer": "adamw"},
+        ),
+        (
+            "a.yaml",
+            ACCELERATE,
+            "accelerate",
+            {"accumulation": 2, "precision": "fp16", "zero_stage": 3, "offload": "param"},
+        ),
         ("a.yml", AXOLOTL, "axolotl", {"micro_batch": 2, "seq_len": 4096, "precision": "bf16", "recompute": "full"}),
         ("a.yaml", FACTORY, "llama-factory", {"micro_batch": 1, "seq_len": 2048, "precision": "fp16"}),
     ],

@@ -33,9 +33,12 @@ def test_the_batch_equation_is_solved_as_deepspeed_does(
 
 
 @pytest.mark.parametrize(
-    ("given_batch", "dp"), [((64, 4, 8), 1), ((2, None, None), 4), ((30, 4, None), 2), ((None, None, 4), 1), ((32, 0, None), 1)]
+    ("given_batch", "dp"),
+    [((64, 4, 8), 1), ((2, None, None), 4), ((30, 4, None), 2), ((None, None, 4), 1), ((32, 0, None), 1)],
 )
-def test_a_batch_without_a_whole_answer_is_refused(given_batch: tuple[int | None, int | None, int | None], dp: int) -> None:
+def test_a_batch_without_a_whole_answer_is_refused(
+    given_batch: tuple[int | None, int | None, int | None], dp: int
+) -> None:
     with pytest.raises(ValueError):
         resolve_batch(*given_batch, dp)
 
@@ -62,7 +65,9 @@ def test_both_precisions_are_refused() -> None:
 
 
 def test_auto_is_kept_for_batches_and_dropped_in_strict_blocks() -> None:
-    config = read_config({"train_batch_size": "auto", "zero_optimization": {"stage": "auto"}, "bf16": {"enabled": "auto"}})
+    config = read_config(
+        {"train_batch_size": "auto", "zero_optimization": {"stage": "auto"}, "bf16": {"enabled": "auto"}}
+    )
     assert config.train_batch_size == "auto"
     assert (config.zero_stage, config.precision) == (0, "fp32")
     assert set(config.unfilled) == {"/train_batch_size", "/zero_optimization/stage", "/bf16/enabled"}

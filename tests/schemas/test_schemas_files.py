@@ -76,7 +76,12 @@ def test_a_plan_comes_back() -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"version": 2}, "version"), ({"zero_stage": "2"}, "zero_stage"), ({"layout": {"tp": 0}}, "layout"), ({"engine": "x"}, "engine")],
+    [
+        ({"version": 2}, "version"),
+        ({"zero_stage": "2"}, "zero_stage"),
+        ({"layout": {"tp": 0}}, "layout"),
+        ({"engine": "x"}, "engine"),
+    ],
 )
 def test_a_plan_of_the_wrong_shape_names_the_key(change: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):

@@ -1,7 +1,6 @@
 """What the native engine says of a config before it starts."""
 
 import pytest
-
 from dsplan.schemas.native_support import reasons
 
 

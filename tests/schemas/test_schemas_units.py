@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
-    ("text", "num_bytes"), [("80GB", 80_000_000_000), ("1.5 GiB", 1_610_612_736), ("4096", 4096), ("2 kib", 2048), ("1TB", 10**12)]
+    ("text", "num_bytes"),
+    [("80GB", 80_000_000_000), ("1.5 GiB", 1_610_612_736), ("4096", 4096), ("2 kib", 2048), ("1TB", 10**12)],
 )
 def test_sizes_are_read(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes

@@ -1,5 +1,7 @@
 """deepspeed.comm is torch.distributed under another name."""
 
+from dsplan.runtime import init_distributed
+from dsplan.runtime.groups import local_rank as get_local_rank
 from torch.distributed import *  # noqa: F403
 from torch.distributed import (
     ReduceOp,
@@ -12,9 +14,6 @@ from torch.distributed import (
     is_initialized,
     new_group,
 )
-
-from dsplan.runtime import init_distributed
-from dsplan.runtime.groups import local_rank as get_local_rank
 
 __all__ = [
     "ReduceOp",

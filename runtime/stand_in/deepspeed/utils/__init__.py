@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from torch import nn
-
 from dsplan.runtime.groups import note
+from torch import nn
 
 logger = logging.getLogger("DeepSpeed")
 
