@@ -159,7 +159,7 @@ class _SecondStep:
             self.ledger = self._watch.ledger("rehearsal")
 
 
-class _Answers(TorchDispatchMode):
+class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives `.item()` a normal step's value: a finite norm, no overflow."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,7 +171,7 @@ class _Answers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Kernels(GpuKernels):  # type: ignore[no-untyped-call]
+class _Kernels(GpuKernels):
     """GpuKernels that stays on while backward computes blocks again: Tensor.backward would switch it off."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

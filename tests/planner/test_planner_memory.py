@@ -1,0 +1,179 @@
+"""Laws of the memory formula, for both engines, and figures worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from dsplan.planner.memory import ledger, state_bytes
+from dsplan.planner.memory.replay import block_cut
+from dsplan.planner.memory.shards import outside_blocks, shards
+from dsplan.schemas.layout import Layout
+from dsplan.schemas.ledger import CATEGORIES
+from dsplan.schemas.plan import ENGINES, OFFLOADS, OptimizerSpec, Plan, ZeroKnobs
+from dsplan.schemas.trace import Trace
+from hypothesis import given
+from hypothesis import strategies as st
+from traces import stack, stacks
+
+SMALL = ZeroKnobs(reduce_bucket_size=1000, allgather_bucket_size=1000, prefetch_bucket_size=500)
+plans = st.builds(
+    Plan,
+    engine=st.sampled_from(ENGINES),
+    layout=st.builds(Layout, dp_shard=st.sampled_from([1, 2, 3, 8]), tp=st.sampled_from([1, 2, 4])),
+    zero_stage=st.integers(0, 3),
+    precision=st.just("bf16"),
+    micro_batch=st.just(1),
+    accumulation=st.sampled_from([1, 2, 5]),
+    offload=st.sampled_from(OFFLOADS),
+    optimizer=st.builds(OptimizerSpec, kernel=st.sampled_from(["fused", "foreach", "for-loop"])),
+    knobs=st.sampled_from([ZeroKnobs(), SMALL]),
+)
+
+
+def of(trace: Trace, plan: Plan) -> Plan:
+    return replace(plan, precision=trace.precision)
+
+
+@given(stacks, plans)
+def test_states_never_rise_with_the_zero_stage(trace, plan):
+    totals = [sum(state_bytes(trace, replace(of(trace, plan), zero_stage=stage)).values()) for stage in range(4)]
+    assert totals == sorted(totals, reverse=True)
+
+
+@given(stacks, plans)
+def test_one_rank_holds_the_same_states_at_every_stage(trace, plan):
+    alone = replace(of(trace, plan), layout=Layout())
+    assert len({tuple(state_bytes(trace, replace(alone, zero_stage=stage)).items()) for stage in range(4)}) == 1
+
+
+@given(stacks, plans)
+def test_more_tensor_parallel_never_takes_more(trace, plan):
+    plan = of(trace, plan)
+    twice = replace(plan, layout=replace(plan.layout, tp=2 * plan.layout.tp))
+    assert ledger(trace, twice).allocated_bytes <= ledger(trace, plan).allocated_bytes
+    assert ledger(trace, twice).resident_bytes <= ledger(trace, plan).resident_bytes
+
+
+@given(stacks, plans)
+def test_items_add_up_and_none_is_negative(trace, plan):
+    book = ledger(trace, of(trace, plan))
+    assert {moment.phase for moment in book.moments} == {"forward", "backward", "step"}
+    for moment in book.moments:
+        assert all(item.bytes > 0 and item.why and isinstance(item.bytes, int) for item in moment.items)
+        assert sum(moment.category_bytes(category) for category in CATEGORIES) == moment.allocated_bytes
+        assert moment.allocated_bytes >= book.resident_bytes - sum(
+            item.bytes for item in moment.items if item.category == "gathered_params"
+        )
+
+
+@given(stacks, plans)
+def test_the_ledger_holds_the_states(trace, plan):
+    """Padding apart, what lies on device and host between steps is at least the states of the table."""
+    plan = of(trace, plan)
+    states, book = state_bytes(trace, plan), ledger(trace, plan)
+    assert book.resident_bytes + book.host_bytes >= states["params"] + states["optimizer"] - 64
+
+
+@given(stacks, plans)
+def test_offload_moves_bytes_to_the_host(trace, plan):
+    plan = replace(of(trace, plan), zero_stage=3)
+    books = {offload: ledger(trace, replace(plan, offload=offload)) for offload in OFFLOADS}
+    assert books["none"].host_bytes == 0
+    assert books["none"].host_bytes < books["optimizer"].host_bytes <= books["param"].host_bytes
+    assert books["none"].resident_bytes > books["optimizer"].resident_bytes >= books["param"].resident_bytes
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_the_cut_of_blocks_is_whole_contiguous_and_even(blocks, pp):
+    cut = block_cut(blocks, pp)
+    assert [unit for part in cut for unit in part] == list(range(1, blocks + 1))
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+def plan(engine="native", *, dp=1, pp=1, zero_stage=0, precision="bf16", accumulation=1, **more) -> Plan:
+    return Plan(
+        engine=engine,
+        layout=Layout(dp_shard=dp, pp=pp),
+        zero_stage=zero_stage,
+        precision=precision,
+        micro_batch=1,
+        accumulation=accumulation,
+        **more,
+    )
+
+
+def test_without_a_sample_batch_the_states_remain():
+    trace = replace(stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16"), segments=())
+    for engine in ENGINES:
+        book = ledger(trace, plan(engine, dp=2, zero_stage=2))
+        assert [moment.phase for moment in book.moments] == ["step"]
+        states = state_bytes(trace, plan(engine, dp=2, zero_stage=2))
+        held = sum(book.peak.category_bytes(category) for category in ("params", "optimizer"))
+        assert held == pytest.approx(states["params"] + states["optimizer"], abs=64)
+
+
+def test_shards_are_padded_in_the_first_dim_of_each_tensor():
+    trace = stack(blocks=1, hidden=8, vocab=16, tokens=4, precision="bf16")
+    sizes = shards(trace, 1, 3)
+    # block: norm [8] -> 9, up [32, 8] -> [33, 8], down [8, 32] -> [9, 32]
+    assert sizes.padded[1] == 9 + 33 * 8 + 9 * 32
+    assert sizes.shard[1] == 3 + 11 * 8 + 3 * 32
+    assert sizes.whole[1] == 8 + 32 * 8 + 8 * 32
+    assert shards(trace, 2, 1).whole[1] == 8 + 16 * 8 + 8 * 16, "the norm is on every tp rank"
+
+
+def test_native_by_hand():
+    """Two blocks of 520 parameters, 264 outside, on 2 ranks: masters and two states of the half, and a counter a tensor."""
+    trace = stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16")
+    params = 2 * 520 + 264
+    book = ledger(trace, plan(dp=2, zero_stage=3))
+    assert book.resident_bytes == 12 * params // 2 + 4 * 9
+    step = next(moment for moment in book.moments if moment.phase == "step")
+    assert step.category_bytes("grads") == 4 * params // 2
+    # The fullest moment of backward: blocks.0 has just been gathered, and the reduction of blocks.1 is not over.
+    backward = next(moment for moment in book.moments if moment.phase == "backward")
+    assert backward.where == "before backward of blocks.0"
+    head = (8 + 16 * 8) * 2
+    assert {category: backward.category_bytes(category) for category in CATEGORIES} == {
+        "params": 4 * params // 2,
+        "optimizer": 8 * params // 2 + 4 * 9,
+        "activations": 7 * 4 * 8 * 2,  # the embedding's output, and what one block keeps
+        "gathered_params": 2 * (264 + 520) + 2 * 520,  # copies, and the buffer that they were copied out of
+        "grads": head + 4 * 520 // 2,  # the head's wait for the embedding's; those of blocks.1 are in fp32
+        "buckets": 2 * 520,
+        "temporary": 0,
+    }
+
+
+def test_deepspeed_buckets_do_not_shrink_with_the_model():
+    """Two buckets of 5e8 elements in bf16 are 2e9 bytes under overlap_comm, however small the model."""
+    trace = stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16")
+    knobs = ZeroKnobs(overlap_comm=True)
+    with_overlap = ledger(trace, plan("deepspeed", dp=2, zero_stage=2, knobs=knobs))
+    assert with_overlap.peak.category_bytes("buckets") == 2 * 2 * 500_000_000
+    assert ledger(trace, plan("deepspeed", dp=2, zero_stage=2)).peak.category_bytes("buckets") == 2 * 500_000_000
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_deepspeed_keeps_a_second_fp32_master(zero_stage):
+    """fp32 at stages 1 and 2: 4 N and a partition of masters and two states, 12 N / dp."""
+    trace = stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="fp32")
+    book = ledger(trace, plan("deepspeed", dp=2, zero_stage=zero_stage, precision="fp32"))
+    assert book.resident_bytes == 4 * 1304 + 12 * 1304 // 2 + 4
+
+
+def test_the_pipeline_keeps_as_many_micro_batches_as_stages_follow():
+    """The last stage holds one micro-batch, whatever the accumulation; the first of four up to four."""
+    trace = stack(blocks=4, hidden=8, vocab=16, tokens=4096, precision="bf16")
+    line = 4096 * 8 * 2
+
+    def waiting(accumulation: int) -> int:
+        book = ledger(trace, plan(pp=4, accumulation=accumulation, zero_stage=1))
+        return book.phase_bytes("forward") // (7 * line)
+
+    assert [waiting(accumulation) for accumulation in (1, 2, 3, 4, 8)] == [1, 2, 3, 4, 4]
+
+
+def test_parts_outside_the_blocks_go_to_the_ends_of_the_pipeline():
+    trace = stack(blocks=4, hidden=8, vocab=16, tokens=4, precision="bf16")
+    assert [param.name for param in outside_blocks(trace, "first")] == ["tokens"]
+    assert [param.name for param in outside_blocks(trace, "last")] == ["norm", "head"]
