@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.utils._pytree import tree_leaves
-
 from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.ledger import CATEGORIES, Category, Collective, Ledger, Level, MemoryItem, Moment, Phase
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
@@ -35,7 +35,7 @@ COLLECTIVES = {
     "recv_": "recv",
 }
 BACKEND_SECONDS = 1.0
-"""How long the watch waits for a backend's thread to let go of a buffer."""
+"""How long the watch waits for a backend's thread to let go of a buffer, before it gives that up."""
 
 WHY: dict[Category, str] = {
     "params": "parameters and buffers as they lie between steps",
@@ -57,11 +57,13 @@ class CountingTracker(StorageTracker):  # type: ignore[no-untyped-call]
     def __init__(self, on_growth: Callable[[], None] | None = None):
         super().__init__(on_growth)
         self.collectives: dict[str, tuple[int, int]] = {}
+        self.inside_backend = False
+        """While true, storages that come up are a backend's own."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "c10d":
+        if func.namespace != "c10d" and not self.inside_backend:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        kind = COLLECTIVES.get(func._opname)
+        kind = COLLECTIVES.get(func._opname) if func.namespace == "c10d" else None
         if kind is not None:
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             # All-gather and reduce-scatter hand over the full tensor and this rank's part; the full one counts.
@@ -94,6 +96,7 @@ class StepWatch:
         self._undo: list[Callable[[], None]] = []
         self._state_bytes_before = 0
         self._resident = 0
+        self._patient = engine.device.type == "cpu"
 
     @property
     def running(self) -> bool:
@@ -127,7 +130,7 @@ class StepWatch:
         """End of the step: gradients are gone, states exist."""
         while self._undo:
             self._undo.pop()()
-        self._wait_for_backend()
+        self._wait_for_backend("buckets")
         self._label_state()
         peak = self._peaks.get("step")
         if peak is not None:  # states that this very step made were taken for temporaries
@@ -164,17 +167,37 @@ class StepWatch:
         )
 
     def _enter(self, phase: Phase, category: Category) -> None:
-        self._wait_for_backend()
+        self._wait_for_backend("buckets")
         self._phase = phase
         self.tracker.category = category
         self._unit = ""
         self._grew()
 
-    def _wait_for_backend(self) -> None:
-        """Between phases no reduction is under way, but gloo's threads let go of the last one's buffers a little late."""
+    def _wait_for_backend(self, category: Category) -> None:
+        """gloo's threads let go of a buffer a little after FSDP2 does: give them the time, so that no peak depends on it."""
         deadline = time.monotonic() + BACKEND_SECONDS
-        while self.tracker.live.get("buckets") and time.monotonic() < deadline and self._engine.device.type == "cpu":
-            time.sleep(0.001)
+        while self._patient and self.tracker.live.get(category, 0) > self._held_by_fsdp(category):
+            time.sleep(0.0005)
+            self._patient = time.monotonic() < deadline
+
+    def _held_by_fsdp(self, category: Category) -> int:
+        """Bytes of the buffers that FSDP2 itself still refers to."""
+        tensors: list[torch.Tensor | None] = []
+        for group in _groups(self._engine):
+            gathering, reducing = group._all_gather_result, group._all_reduce_state
+            tensors += [gathering.all_gather_output if gathering else None, group._partial_reduce_output]
+            tensors.append(reducing.all_reduce_input if reducing else None)
+            tensors += [whole for member in group.fsdp_params for whole in getattr(member, "all_gather_outputs", ())]
+        context = group.comm_ctx  # shared by all, and filled in the first forward
+        if getattr(context, "all_gather_state", None) is not None:
+            tensors.append(context.all_gather_state.all_gather_result.all_gather_output)
+        tensors += [state.reduce_scatter_input for state in getattr(context, "reduce_scatter_states", ())]
+        storages = {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+            for tensor in tensors
+            if tensor is not None and self.tracker.category_of(tensor) == category
+        }
+        return sum(storages.values())
 
     def _grew(self) -> None:
         if self._phase is None:
@@ -206,6 +229,7 @@ class StepWatch:
         self._wrap("unshard", "gathered_params")
         self._wrap("wait_for_unshard", "gathered_params", before=self._name_unit)
         self._wrap("post_backward", "buckets", after=self._name_gradients)
+        self._close_eyes_in_reduce_scatter()
 
     def _wrap(
         self,
@@ -228,9 +252,25 @@ class StepWatch:
                 tracker.category = outer
                 if after is not None:
                     after(group)
+                self._wait_for_backend(category)
 
         setattr(FSDPParamGroup, method, wrapped)
         self._undo.append(lambda: setattr(FSDPParamGroup, method, original))
+
+    def _close_eyes_in_reduce_scatter(self) -> None:
+        """gloo's copy of the input comes up only as its parts are copied out, after the collective, in wait()."""
+        original, tracker = DefaultReduceScatter.__call__, self.tracker
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            tracker.inside_backend = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                tracker.inside_backend = False
+
+        setattr(DefaultReduceScatter, "__call__", wrapped)  # noqa: B010
+        self._undo.append(lambda: setattr(DefaultReduceScatter, "__call__", original))
 
     def _name_unit(self, group: FSDPParamGroup) -> None:
         self._unit = group._module_fqn or "the root"
