@@ -57,16 +57,7 @@ def shown_rows(estimate: Estimate, *, everything: bool) -> tuple[Row, ...]:
 def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = False) -> str:
     """The report for a terminal. everything: all rows; formulas: the formula of every item of the rows shown."""
     rows = shown_rows(estimate, everything=everything)
-    parts = [
-        _head(estimate, rows),
-        tabulate(
-            _cells(estimate, rows),
-            headers=_headers(rows),
-            tablefmt="simple",
-            stralign="right",
-            disable_numparse=True,
-        ),
-    ]
+    parts = [_head(estimate, rows), _table(estimate, rows, "simple")]
     parts.append(_legend(estimate, rows))
     if formulas:
         parts += [_formulas(row) for row in rows]
@@ -76,15 +67,26 @@ def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = Fa
 def as_markdown(estimate: Estimate, *, everything: bool = False) -> str:
     """The same table as GitHub markdown."""
     rows = shown_rows(estimate, everything=everything)
-    table = tabulate(
-        _cells(estimate, rows), headers=_headers(rows), tablefmt="github", stralign="right", disable_numparse=True
-    )
+    table = _table(estimate, rows, "github")
     return f"{_head(estimate, rows)}\n\n{table}\n\n{_legend(estimate, rows)}"
 
 
 def as_json(estimate: Estimate) -> str:
     """The contract's JSON, all rows."""
     return json.dumps(estimate.to_json(), indent=2)
+
+
+def _table(estimate: Estimate, rows: Sequence[Row], style: str) -> str:
+    """Columns in which no row has anything to say are left out."""
+    cells = _cells(estimate, rows)
+    kept = [index for index in range(len(cells[0])) if any(line[index] != "-" for line in cells)]
+    return tabulate(
+        [[line[index] for index in kept] for line in cells],
+        headers=[_headers(rows)[index] for index in kept],
+        tablefmt=style,
+        stralign="right",
+        disable_numparse=True,
+    )
 
 
 def _head(estimate: Estimate, rows: Sequence[Row]) -> str:

@@ -73,9 +73,8 @@ def test_a_command_prints_what_the_page_shows(example: Example, folder: Path, up
 
 def test_every_make_target_of_the_pages_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    named = {
-        name for page in PAGES for name in re.findall(r"\bmake ([a-z]+)\b(?= *$|`)", page.read_text("utf-8"), re.M)
-    }
+    form = re.compile(r"^ +make ([a-z]+)\b|`make ([a-z]+)`", re.M)
+    named = {a or b for page in PAGES for a, b in form.findall(page.read_text("utf-8"))}
     assert {"demo", "test"} <= named <= targets
 
 
