@@ -189,8 +189,9 @@ class StepWatch:
             tensors.append(reducing.all_reduce_input if reducing else None)
             tensors += [whole for member in group.fsdp_params for whole in getattr(member, "all_gather_outputs", ())]
         context = group.comm_ctx  # shared by all, and filled in the first forward
-        if getattr(context, "all_gather_state", None) is not None:
-            tensors.append(context.all_gather_state.all_gather_result.all_gather_output)
+        arriving = getattr(context, "all_gather_state", None)
+        if arriving is not None:
+            tensors.append(arriving.all_gather_result.all_gather_output)
         tensors += [state.reduce_scatter_input for state in getattr(context, "reduce_scatter_states", ())]
         storages = {
             tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
