@@ -72,9 +72,12 @@ def test_formula_and_rehearsal_are_what_two_ranks_measure(zero_stage, precision)
     }
     formula = predicted(TEN_MILLION, of)
     assert phases(formula) == pytest.approx(phases(measured), abs=SCALARS)
-    for category in ("params", "grads", "optimizer", "gathered_params", "buckets", "activations"):
-        held, seen = formula.peak.category_bytes(category), measured.peak.category_bytes(category)
-        assert held == pytest.approx(seen, abs=SCALARS), category
+    # Of a tied parameter's gradients the meter sees only the sum, and counts the parts as activations.
+    for categories in (("params",), ("optimizer",), ("gathered_params",), ("buckets",), ("grads", "activations")):
+        held, seen = (
+            sum(book.peak.category_bytes(category) for category in categories) for book in (formula, measured)
+        )
+        assert held == pytest.approx(seen, abs=SCALARS), categories
 
 
 @pytest.mark.parametrize(("precision", "accumulation", "ranks"), [("fp32", 1, 3), ("bf16", 3, 3), ("bf16", 1, 1)])
