@@ -336,7 +336,7 @@ def launch(
     ] = None,
     format: Annotated[TextOrJson, typer.Option("--format")] = TextOrJson.text,
 ) -> None:
-    """Run a DeepSpeed training script, unmodified, on the bundled runtime.
+    """Run a DeepSpeed training script, unmodified, on the bundled runtime; print its memory, predicted beside measured.
 
     Options go before PLAN_OR_CONFIG. Exit code: that of the first rank that failed; 2 for what we refuse.
     """
@@ -355,6 +355,7 @@ def launch(
         strict=strict,
         script_config=script_config,
         run_dir=output,
+        as_json=format is TextOrJson.json,
     )
     raise typer.Exit(code)
 
