@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,16 +58,18 @@ def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_ba
     segments: tuple[Segment, ...] = ()
     flops = None
     known_seq_len = None
+    loss_inside = False
     if subject.sample_batch is not None:
         known_seq_len = seq_len if seq_len is not None else sequence_length(sample(subject, micro_batch, None))
         flops = _flops(subject, blocks, micro_batch, seq_len)
         notes += flops.notes
-        segments, more = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
+        segments, more, loss_inside = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
         notes += more
-    return assemble(
+    made = assemble(
         subject.source, module, blocks, rules, flops, segments, precision, recompute,
         micro_batch if segments else None, known_seq_len, notes,
     )  # fmt: skip
+    return replace(made, loss_inside=loss_inside)
 
 
 def assemble(
@@ -157,7 +160,8 @@ def _segments(
     recompute: str,
     micro_batch: int,
     seq_len: int | None,
-) -> tuple[tuple[Segment, ...], list[str]]:
+) -> tuple[tuple[Segment, ...], list[str], bool]:
+    """(segments, notes, whether the model's own forward computes the loss)."""
     module = subject.module
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stand = fakes(mode, dtype)
@@ -172,7 +176,8 @@ def _segments(
             loss, notes = _loss(subject, output, batch)
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
-        return timeline.segments(), [*notes, *timeline.notes]
+        loss_inside = subject.loss is None and not notes  # a note says that a mean stands for the loss
+        return timeline.segments(), [*notes, *timeline.notes], loss_inside
 
 
 def _loss(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:

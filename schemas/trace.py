@@ -95,6 +95,8 @@ class Trace:
     flops_source: str | None
     tp_limit: int = 1
     """The largest tensor-parallel degree that the model's structure allows: tp must divide it. 1: cannot be split."""
+    loss_inside: bool = False
+    """The model's own forward computes the loss (as Hugging Face's do), not the loop around it."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -187,9 +187,9 @@ class _Rank:
         cast = -(-mine // self.degree) if self.mixed else np.zeros_like(mine)
         # A block begins: its buffer beside the previous one, which is let go after the copies are made.
         start = previous + np.maximum(mine, cast)
-        # The model's forward ends with the last block's buffer; what follows, the loss above all, does not see it.
-        closing = (unit == 0) & ~opens
-        start, during = np.where(closing, previous, start), np.where(closing, 0, mine)
+        # The model's forward ends with the last block's buffer; what follows it, such as a loss outside, does not see it.
+        closing, inside = (unit == 0) & ~opens, self.trace.loss_inside
+        start, during = np.where(closing, previous, start), np.where(closing, previous if inside else 0, mine)
         if stage3:
             ahead = pad[timeline.next_block]
             cast = -(-ahead // self.degree) if self.mixed else np.zeros_like(ahead)
@@ -198,9 +198,9 @@ class _Rank:
         else:  # still gathered from forward
             start, during = np.where(backward, 0, start), np.where(backward, 0, during)
         held = timeline.rows(start, during, during)
-        # Backward begins with the loss. The first block is fetched when the model's output has its gradient.
-        opening = np.argmax(backward) if unit[np.argmax(backward)] == 0 else -1
-        held[(timeline.segment == opening) & (timeline.grad == 0)] = 0
+        if not inside:  # the first block is fetched when the model's output has its gradient, after the loss
+            opening = np.argmax(backward) if unit[np.argmax(backward)] == 0 else -1
+            held[(timeline.segment == opening) & (timeline.grad == 0)] = 0
         why = f"{self.width} B x "
         return [
             Layer(
