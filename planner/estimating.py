@@ -142,7 +142,7 @@ def settle_for(
         script_config=script_config,
         script_micro_batch=subject.micro_batch,
         script_optimizer=subject.optimizer,
-        hidden_size=getattr(subject, "hidden_size", None),
+        hidden_size=subject.hidden_size,
     )
 
 

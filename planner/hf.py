@@ -68,8 +68,16 @@ def load_hf(source: str, path: Path, seq_len: int | None) -> ModelSubject:
     elif not _takes_pixels(architecture) and seq_len is None:
         seq_len, origin = _own_seq_len(text)
         notes.append(f"seq_len {seq_len} ({origin}); --seq-len changes it")
+    hidden_size = raw.get("hidden_size")
     return ModelSubject(
-        source=source, kind="hf", notes=tuple(notes), seq_len=seq_len, module=module, sample_batch=sample, file=path
+        source=source,
+        kind="hf",
+        notes=tuple(notes),
+        seq_len=seq_len,
+        module=module,
+        sample_batch=sample,
+        file=path,
+        hidden_size=hidden_size if isinstance(hidden_size, int) else None,
     )
 
 

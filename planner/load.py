@@ -44,6 +44,8 @@ class Subject:
     config: dict[str, Any] | None = None
     optimizer: OptimizerSpec | None = None
     micro_batch: int | None = None
+    hidden_size: int | None = None
+    """Of a HF config: what Trainer fills some "auto" sizes by."""
     traces: dict[Any, Trace] = field(default_factory=dict, repr=False)
 
 

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from dsplan.planner.kernels import GpuKernels
 from dsplan.planner.load import ModelSubject, Subject, user_code
-from dsplan.planner.tracer import _loss as loss_of
-from dsplan.planner.tracer import inputs_of, sample
+from dsplan.planner.tracer import inputs_of, loss_of, sample
 from dsplan.planner.weightless import fakes, lent_weights, stand_in
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize

@@ -173,14 +173,14 @@ def _segments(
             inputs = inputs_of(batch)
             timeline.start(inputs.tensors)
             output = inputs.feed(module)
-            loss, notes = _loss(subject, output, batch)
+            loss, notes = loss_of(subject, output, batch)
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
         loss_inside = subject.loss is None and not notes  # a note says that a mean stands for the loss
         return timeline.segments(), [*notes, *timeline.notes], loss_inside
 
 
-def _loss(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:
+def loss_of(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:
     notes: list[str] = []
     source = subject.file or subject.source
     if subject.loss is not None:
