@@ -48,11 +48,15 @@ def parse_assertion(text: str) -> Assertion:
 
 
 def holds(assertion: Assertion, report: Estimate) -> bool:
-    """Of the user's own row; without one, of any row. A field that has no value never holds."""
+    """Of the user's own row; without one, of any row. Problem where no row has a value of that name."""
     rows = [report.rows[report.own]] if report.own is not None else list(report.rows)
-    return any(_holds(assertion, row) for row in rows)
+    values = [value for row in rows if (value := _value(assertion, row)) is not None]
+    if not values:
+        what = "a kind of GPU in --cluster" if report.cluster.gpu is None else "a sample batch of the model"
+        raise Problem(f"--assert: {assertion.name} is not known here; it takes {what}")
+    return any(_OPERATORS[assertion.operator](value, assertion.value) for value in values)
 
 
-def _holds(assertion: Assertion, row: Row) -> bool:
-    value = getattr(row.memory if assertion.name in _MEMORY else row.time, assertion.name)
-    return value is not None and _OPERATORS[assertion.operator](value, assertion.value)
+def _value(assertion: Assertion, row: Row) -> float | None:
+    value: float | None = getattr(row.memory if assertion.name in _MEMORY else row.time, assertion.name)
+    return value

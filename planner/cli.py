@@ -28,6 +28,10 @@ app = typer.Typer(
 )
 
 
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""Click's, from wherever typer has it: its own copy, or the package."""
+
+
 class LintFormat(str, Enum):
     text = "text"
     json = "json"
@@ -127,35 +131,26 @@ def lint(
     format: Annotated[LintFormat, typer.Option("--format")] = LintFormat.text,
 ) -> None:
     """Is this DeepSpeed configuration right? Exit 0 clean, 1 findings, 2 could not run."""
-    from dsplan.planner import linting
+    from dsplan.planner import fixing, linting
 
     chosen = _cluster(cluster, world_size)
-    found = linting.lint(
-        files or ["."],
-        cluster=chosen,
-        reader=reader.value,
-        engine=engine.value,
-        args=args,
-        model=model,
-        select=_ids(select),
-        ignore=_ids(ignore),
-    )
+    how: dict[str, Any] = {
+        "cluster": chosen,
+        "reader": reader.value,
+        "engine": engine.value,
+        "args": args,
+        "model": model,
+        "select": _ids(select),
+        "ignore": _ids(ignore),
+    }
+    found = linting.lint(files or ["."], **how)
     if diff:
-        typer.echo(linting.diff_of(found), nl=False)
-    if fix and not diff:
-        fixed = linting.write_fixes(found)
+        typer.echo(fixing.diff_of(found, linting.linter(**how)), nl=False)
+    elif fix:
+        fixed = fixing.write_fixes(found, linting.linter(**how))
         if fixed:
             _note(f"fixed {fixed} finding{'s' if fixed > 1 else ''}")
-            found = linting.lint(
-                files or ["."],
-                cluster=chosen,
-                reader=reader.value,
-                engine=engine.value,
-                args=args,
-                model=model,
-                select=_ids(select),
-                ignore=_ids(ignore),
-            )
+            found = linting.lint(files or ["."], **how)
     if not diff:
         if format is LintFormat.json:
             from dsplan.reports import as_json
@@ -403,7 +398,15 @@ def docs(
 def main() -> None:
     """Entry point: every Problem becomes one line on stderr and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else CLEAN)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message(), err=True)
+            sys.exit(COULD_NOT_RUN)
+        command = f"{error.ctx.command_path} " if error.ctx else "dsplan "
+        _error(f"{error.format_message().rstrip('.')}; {command}--help shows what there is")
+        sys.exit(COULD_NOT_RUN)
     except Problem as problem:
         if problem.user_traceback:
             sys.stderr.write(problem.user_traceback.rstrip("\n") + "\n")
@@ -451,15 +454,17 @@ def _local_cluster() -> Cluster:
 
 
 def _ids(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip().upper() for part in text.split(",") if part.strip()) if text else ()
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
 
 
 def _sets(pairs: list[str] | None) -> dict[str, str]:
-    sets = {}
+    sets: dict[str, str] = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise Problem(f"--set {pair} cannot be read; write --set name=value")
+        if name in sets:
+            raise Problem(f"--set {name} is given twice ({sets[name]} and {value}); keep one")
         sets[name] = value
     return sets
 

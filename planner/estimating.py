@@ -85,7 +85,15 @@ def estimate(
         skipped=found.skipped,
         own=own,
         origins=settings.origins,
-        notes=(*notes_of(subject, first, [row.plan for row in rows]), *dict.fromkeys(refused)),
+        notes=tuple(
+            dict.fromkeys(
+                (
+                    *config_notes(config, cluster, settings.engine),
+                    *notes_of(subject, first, [row.plan for row in rows]),
+                    *refused,
+                )
+            )
+        ),
     )
 
 
@@ -103,6 +111,42 @@ def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[st
                 f"not the {said} of its train_batch_size; --micro-batch estimates another feed"
             )
     return tuple(dict.fromkeys(notes))
+
+
+_NOT_MODELLED = (
+    ("zero_optimization", "zero_hpz_partition_size", 1),
+    ("zero_optimization", "zero_quantized_weights", False),
+    ("zero_optimization", "zero_quantized_gradients", False),
+    ("zero_optimization", "mics_shard_size", -1),
+    ("", "sequence_parallel_size", 1),
+)
+"""(block, key, the value that asks for nothing): what changes bytes and is not in the formulas yet."""
+
+
+def config_notes(config: str | Mapping[str, Any] | None, cluster: Cluster, engine: str) -> list[str]:
+    """What lint says of the configuration's file (errors and warnings), and which of its keys the formulas leave out."""
+    if not isinstance(config, str):
+        return []
+    from dsplan.planner.linting import lint
+
+    notes = []
+    for finding in lint([config], cluster=cluster, engine=engine)[0].findings:
+        if finding.severity != "info":
+            place = f"{config}:{finding.span.line}:{finding.span.column}"
+            notes.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule} {finding.name}]")
+    raw = load_config_file(config)
+    for block, key, nothing in _NOT_MODELLED:
+        held = raw.get(block, {}) if block else raw
+        if isinstance(held, Mapping) and held.get(key, nothing) not in (nothing, "auto", None):
+            name = f"{block}.{key}" if block else key
+            notes.append(f"{config}: {name} {held[key]} is not in these numbers yet")
+    zero = raw.get("zero_optimization")
+    if isinstance(zero, Mapping) and any(
+        isinstance(zero.get(key), Mapping) and zero[key].get("device") == "nvme"
+        for key in ("offload_optimizer", "offload_param")
+    ):
+        notes.append(f"{config}: what is offloaded to nvme is counted as host memory")
+    return notes
 
 
 def merged(reports: Sequence[Estimate]) -> Estimate:
@@ -130,7 +174,13 @@ def read_config_argument(config: str | Mapping[str, Any] | None) -> DsConfig | N
 
 
 def settle_for(
-    subject: Subject, flags: Flags, cluster: Cluster, companion: Companion | None, config: DsConfig | None
+    subject: Subject,
+    flags: Flags,
+    cluster: Cluster,
+    companion: Companion | None,
+    config: DsConfig | None,
+    *,
+    needs_batch: bool = True,
 ) -> Settings:
     """Settings of this subject: a script brings its own configuration, optimizer and batch."""
     script_config = read_config(subject.config, f"{subject.source} (its configuration)") if subject.config else None
@@ -143,6 +193,7 @@ def settle_for(
         script_micro_batch=subject.micro_batch,
         script_optimizer=subject.optimizer,
         hidden_size=subject.hidden_size,
+        needs_batch=needs_batch,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
-from dsplan.schemas.finding import Edit, FileFindings, Finding, Reader, SkippedRule, Span
+from dsplan.schemas.finding import FileFindings, Finding, Reader, SkippedRule, Span
 from dsplan.schemas.jsonfile import decode, read_document, read_text
 from dsplan.schemas.positions import Document, SyntaxProblem, steps
 from dsplan.schemas.problem import Problem
@@ -44,24 +43,38 @@ def lint(
     "-" is stdin. A folder stands for the *.json below it that look like DeepSpeed configurations. reader auto: whoever fills
     the file's "auto" values, else DeepSpeed. engine native or both: also what the native engine does not carry out.
     """
-    fits = _fits(model, cluster, args, engine) if model is not None else None
+    again = linter(cluster=cluster, reader=reader, engine=engine, args=args, model=model, select=select, ignore=ignore)
+    return [again(text, name) for name, text in _texts(paths)]
+
+
+def linter(
+    *,
+    cluster: Cluster | None = None,
+    reader: str = "auto",
+    engine: str = "deepspeed",
+    args: str | None = None,
+    model: str | None = None,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+) -> Callable[[str, str], FileFindings]:
+    """A function from (text, name) to its findings, for `lint` and for what lints a text again after a fix."""
+    fit = _fits(model, cluster, args, engine) if model is not None else None
     rules = chosen_rules(select, ignore)
     companion = _companion(args)
-    found = []
-    for name, text in _texts(paths):
-        found.append(
-            lint_text(
-                text,
-                name,
-                cluster=cluster,
-                reader=reader,
-                engine=engine,
-                rules=rules,
-                companion=companion,
-                fit=fits,
-            )
+
+    def again(text: str, name: str) -> FileFindings:
+        return lint_text(
+            text,
+            name,
+            cluster=cluster,
+            reader=reader,
+            engine=engine,
+            rules=rules,
+            companion=companion,
+            fit=fit,
         )
-    return found
+
+    return again
 
 
 def lint_text(
@@ -126,61 +139,15 @@ def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
     for pattern in wanted + unwanted:
         if not pattern or not any(matches(rule, pattern) for rule in RULES.values()):
             raise Problem(f"{pattern!r} is no rule; dsplan rules lists them")
-    return [
+    chosen = [
         rule
         for rule in RULES.values()
         if (not wanted or any(matches(rule, pattern) for pattern in wanted))
         and not any(matches(rule, pattern) for pattern in unwanted)
     ]
-
-
-def fix_text(found: FileFindings, *, unsafe: bool = False) -> str:
-    """The file's text with the safe fixes applied; comments and layout stay. Fixes that touch each other wait for the next run."""
-    return _apply(found.text, [edit for edits in _chosen_edits(found, unsafe) for edit in edits])
-
-
-def diff_of(files: Sequence[FileFindings]) -> str:
-    """What the safe fixes would change, as a unified diff."""
-    parts = []
-    for found in files:
-        before, after = found.text.splitlines(keepends=True), fix_text(found).splitlines(keepends=True)
-        for line in difflib.unified_diff(before, after, found.file, found.file):
-            parts.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-    return "".join(parts)
-
-
-def write_fixes(files: Sequence[FileFindings]) -> int:
-    """Applies the safe fixes to the files. How many findings were fixed."""
-    count = 0
-    for found in files:
-        chosen = _chosen_edits(found, unsafe=False)
-        if not chosen or found.file == STDIN:
-            continue
-        text = _apply(found.text, [edit for edits in chosen for edit in edits])
-        try:
-            Path(found.file).write_bytes(text.encode("utf-8"))
-        except OSError as error:
-            raise Problem(f"{found.file}: cannot be written ({error.strerror or error})") from error
-        count += len(chosen)
-    return count
-
-
-def _chosen_edits(found: FileFindings, unsafe: bool) -> list[tuple[Edit, ...]]:
-    chosen: list[tuple[Edit, ...]] = []
-    taken: list[Edit] = []
-    for finding in found.findings:
-        if finding.fix is None or not (finding.fix.safe or unsafe):
-            continue
-        if all(edit.end <= other.start or other.end <= edit.start for edit in finding.fix.edits for other in taken):
-            chosen.append(finding.fix.edits)
-            taken += finding.fix.edits
+    if not chosen:
+        raise Problem("--select and --ignore leave no rule; take one of them back")
     return chosen
-
-
-def _apply(text: str, edits: list[Edit]) -> str:
-    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    return text
 
 
 def _read(text: str, reader: str) -> tuple[Reader, Document | None, SyntaxProblem | None]:
@@ -373,15 +340,15 @@ def _configs_below(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def looks_like_config(text: str, name: str) -> bool:
-    """The text, or where it cannot be read the name, is that of a DeepSpeed configuration."""
+    """The text is that of a DeepSpeed configuration; one that cannot be read, by its name or the keys in it."""
     if not any(key in text for key in ("batch_size", "zero_opti", "fp16", "bf16", "gradient_")):
         return False
+    own = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
     try:
         value = read_document(text, "hjson").value
     except SyntaxProblem:
-        return name.startswith("ds_") or "deepspeed" in name or "ds_config" in name
+        return name.startswith("ds_") or "deepspeed" in name or "ds_config" in name or any(key in text for key in own)
     if not isinstance(value, dict) or {"model_type", "architectures", "layout", "$defs"} & value.keys():
         return False
-    own = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
     blocks = [key for key, entry in value.items() if isinstance(entry, dict) and key in schema()["properties"]]
     return any(key in own for key in value) or len(blocks) >= 2 or bool(lookup("/fp16") and "fp16" in blocks)

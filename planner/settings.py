@@ -64,8 +64,12 @@ def settle(
     script_micro_batch: int | None = None,
     script_optimizer: OptimizerSpec | None = None,
     hidden_size: int | None = None,
+    needs_batch: bool = True,
 ) -> Settings:
-    """Settings from all that is known. Problem naming every "auto" that nothing fills."""
+    """Settings from all that is known. Problem naming every "auto" that nothing fills.
+
+    needs_batch: a configuration without any batch size is asked for one.
+    """
     own = config or script_config
     own_origin = "--config" if config else "script"
     origins: list[tuple[str, str, str]] = []
@@ -128,6 +132,8 @@ def settle(
     global_batch = own.train_batch_size if own else None
     if global_batch == AUTO:
         global_batch = None  # it follows from the other two
+    if config and needs_batch and micro_batch is None and global_batch is None and not asked:
+        asked.append("names no batch size: give --micro-batch or --args")
     named = flags.micro_batch or told.micro_batch or flags.accumulation or told.accumulation
     if script_micro_batch is not None or (named and micro_batch is not None and accumulation is not None):
         global_batch = None  # it follows from what is fed, or from the other two where one of them was named
@@ -175,8 +181,8 @@ def settle(
         engine=flags.engine or ("deepspeed" if config else "native"),
         zero=zero,
         precision=precision,
-        tp=flags.tp or ((1,) if config else None),
-        pp=flags.pp or ((1,) if config else None),
+        tp=flags.tp or ((_degree(raw, "tensor_parallel", "autotp_size"),) if config else None),
+        pp=flags.pp or ((_degree(raw, "dsplan", "pipeline_stages"),) if config else None),
         global_batch=global_batch if isinstance(global_batch, int) else None,
         micro_batch=micro_batch,
         accumulation=accumulation,
@@ -190,6 +196,14 @@ def settle(
         own_precision=None if own is None else precision[0] if len(precision) == 1 else own.precision,
         origins=tuple(origins),
     )
+
+
+def _degree(raw: Mapping[str, Any], block: str, key: str) -> int:
+    inner = raw.get(block)
+    value = inner.get(key, 1) if isinstance(inner, Mapping) else 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise Problem(f"config: {block}.{key} is {value!r}, but must be a whole number")
+    return max(value, 1)
 
 
 def _named(name: str | None) -> OptimizerSpec | None:

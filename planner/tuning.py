@@ -66,7 +66,7 @@ def tune(
         flags = replace(flags, precision=("bf16", "fp16", "fp32"))
     progress(f"loading {model}")
     subject = load_subject(model, sets=sets or {}, seq_len=seq_len, script_args=script_args)
-    settings = estimating.settle_for(subject, flags, cluster, companion, ds_config)
+    settings = estimating.settle_for(subject, flags, cluster, companion, ds_config, needs_batch=False)
     wanted, origin = _global_batch(settings, subject, cluster, global_batch, free)
     rows, skipped = _rows(subject, settings, cluster, wanted, progress)
     ranked = sorted(rows, key=lambda row: _rank(row, objective))
@@ -83,7 +83,8 @@ def tune(
     facts = estimating.model_facts(subject, traced)
     base = ds_config.raw if ds_config else subject.config or {}
     same, why = _trains_the_same(settings, best, wanted, origin)
-    notes = list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
+    notes = estimating.config_notes(config, cluster, engine)
+    notes += list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
     if best and not base.get("optimizer") and subject.optimizer is None:
         notes.append(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "

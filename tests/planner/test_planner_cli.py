@@ -314,3 +314,66 @@ def test_what_cannot_be_rehearsed_is_said_and_its_formula_stands() -> None:
     levels = {(row["tp"], row["pp"]): row["level"] for row in json.loads(done.out)["rows"]}
     assert levels == {(1, 1): "rehearsal", (2, 1): "formula", (1, 2): "formula"}
     assert "tp 2" in done.err and "the formula stands" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("estimate", GPT, "--micro-batch", "0"),
+        ("estimate", GPT, "--micro-batch", "x"),
+        ("estimate", GPT, "--world-size", "0"),
+        ("estimate", GPT, "--format", "xml"),
+        ("estimate",),
+        ("lint", "--foo"),
+        ("explain",),
+        ("rules", "x"),
+        ("nonsense",),
+        ("estimate", GPT, "--set", "layers=1", "--set", "layers=2"),
+        ("lint", "-", "--select", "DSP001", "--ignore", "DSP001"),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_one_line(words: tuple[str, ...]) -> None:
+    done = dsplan(*words)
+    refused(done)
+    assert len(done.err.strip().splitlines()) == 1, done.err
+
+
+def test_estimate_says_what_lint_says_of_the_config_and_what_is_not_in_its_numbers(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{"train_batch_size": 8, "zero_optimisation": {"stage": 3}, "sequence_parallel_size": 2,\n'
+        ' "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}'
+    )
+    done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "8xA100-80GB", "--config", str(config))
+    assert done.code == 0
+    for words in (
+        'ds.json:1:25: error: unknown key "zero_optimisation"',
+        "zero_hpz_partition_size 4 is not in these numbers",
+    ):
+        assert words in done.err
+    assert "sequence_parallel_size 2 is not in these numbers" in done.err
+
+
+def test_estimate_takes_splits_from_the_config(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}, "dsplan": {"pipeline_stages": 2}}'
+    )
+    options = ("--cluster", "8xA100-80GB", "--config", str(config), "--format", "json")
+    (row,) = json.loads(dsplan("estimate", GPT, *SMALL, "--seq-len", "32", *options).out)["rows"]
+    assert (row["dp"], row["tp"], row["pp"], row["micro_batch"]) == (2, 2, 2, 4)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"train_batch_size": "auto"}'])
+def test_a_config_without_a_batch_is_asked_for_one(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(text)
+    refused(dsplan("estimate", GPT, *SMALL, "--config", str(config)), "ds.json", "--micro-batch")
+
+
+def test_an_assertion_on_what_is_not_known_is_refused() -> None:
+    done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "8", "--zero", "1", "--assert", "mfu >= 0.1")
+    assert (done.code, done.err.strip().splitlines()[-1].startswith("dsplan: error: --assert: mfu is not known")) == (
+        2,
+        True,
+    )

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from dsplan.planner import linting
-from dsplan.planner.linting import diff_of, fix_text, lint, lint_text, write_fixes
+from dsplan.planner.fixing import diff_of, fix_all, fix_text, write_fixes
+from dsplan.planner.linting import lint, lint_text, linter
 from dsplan.reports import as_github, as_json, as_text
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.problem import Problem
@@ -121,11 +122,11 @@ def test_fixes_keep_comments_layout_and_line_ends(tmp_path: Path) -> None:
     before = '{\r\n  // ours\r\n  "train_batch_size": 8,   "gradient_clipping": 1,\r\n  "zero_optimisation": {"stage": 1}, # z\r\n}\r\n'
     file.write_bytes(before.encode())
     found = lint([str(file)])
-    assert '+  "zero_optimization": {"stage": 1}, # z' in diff_of(found)
+    assert '+  "zero_optimization": {"stage": 1}, # z' in diff_of(found, linter())
     assert file.read_bytes() == before.encode()
-    assert write_fixes(found) == 1
+    assert write_fixes(found, linter()) == 1
     assert file.read_bytes() == before.replace("optimisation", "optimization").encode()
-    assert write_fixes(lint([str(file)])) == 0
+    assert write_fixes(lint([str(file)]), linter()) == 0
 
 
 def test_folders_are_searched_for_what_looks_like_a_configuration(tmp_path: Path) -> None:
@@ -244,3 +245,26 @@ def test_nothing_makes_lint_or_a_report_raise(text: str, ranks: str | None, read
         assert again == found
     else:
         assert "DSP000" not in new - before
+
+
+def test_fixes_that_wait_for_each_other_are_all_applied_at_once(tmp_path: Path) -> None:
+    text = '{"train_batch_size": 32, "gradient_cliping": 1.0, "zero_optimisation": {"stage": 2, "overlap_com": true}}'
+    fixed, count = fix_all(lint_text(text), linter())
+    wanted = (
+        '{"train_batch_size": 32, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "overlap_comm": true}}'
+    )
+    assert (fixed, count) == (wanted, 3)
+    assert fix_all(lint_text(fixed), linter()) == (fixed, 0)
+
+
+def test_a_folder_holds_back_no_broken_configuration(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text('{"zero_optimization": {"stage": 2}', "utf-8")
+    (tmp_path / "other.json").write_text("{broken", "utf-8")
+    (found,) = lint([str(tmp_path)])
+    assert found.file.endswith("broken.json")
+    assert [finding.rule for finding in found.findings] == ["DSP000"]
+
+
+def test_rules_that_cancel_each_other_out_are_refused() -> None:
+    with pytest.raises(Problem, match="leave no rule"):
+        linter(select=["DSP001"], ignore=["DSP001"])

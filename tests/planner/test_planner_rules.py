@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from dsplan.planner.linting import fix_text
+from dsplan.planner.fixing import fix_text
 from dsplan.planner.rules import RULES, Rule
 from dsplan.planner.rules.known_keys import lookup
 from dsplan.reports import rule_page
