@@ -117,25 +117,21 @@ def write(tuned: Tuned, folder: Path) -> None:
 
 
 def tuned_config(base: Mapping[str, Any], plan: Plan, *, with_optimizer: bool) -> dict[str, Any]:
-    """The DeepSpeed JSON of a plan: the keys that the plan decides are set, all others stay as in `base`."""
+    """The DeepSpeed JSON of a plan: every key that the plan decides is said, all others stay as in `base`."""
     config: dict[str, Any] = copy.deepcopy(dict(base))
     config["train_batch_size"] = plan.global_batch
     config["train_micro_batch_size_per_gpu"] = plan.micro_batch
     config["gradient_accumulation_steps"] = plan.accumulation
-    for name in ("fp16", "bf16"):
+    for name in ("fp16", "bf16"):  # both said, so that a script's own precision never stays on beside it
         block = config.get(name)
-        if plan.precision == name:
-            config[name] = {**(block if isinstance(block, dict) else {}), "enabled": True}
-        elif isinstance(block, dict) and "enabled" in block:
-            block["enabled"] = False
+        config[name] = {**(block if isinstance(block, dict) else {}), "enabled": plan.precision == name}
     config.pop("bfloat16", None)
     zero = config.get("zero_optimization")
     config["zero_optimization"] = {**(zero if isinstance(zero, dict) else {}), "stage": plan.zero_stage}
     if with_optimizer and not config.get("optimizer"):
         config["optimizer"] = {"type": "AdamW", "params": {"lr": DEFAULT_LEARNING_RATE}}
     own = config.get("dsplan")
-    if plan.recompute != "none" or (isinstance(own, dict) and "recompute" in own):
-        config["dsplan"] = {**(own if isinstance(own, dict) else {}), "recompute": plan.recompute}
+    config["dsplan"] = {**(own if isinstance(own, dict) else {}), "recompute": plan.recompute}
     return config
 
 

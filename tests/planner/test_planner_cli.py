@@ -193,6 +193,10 @@ def test_tune_writes_a_plan_and_a_config_that_lints_clean(tmp_path: Path) -> Non
     assert written["optimizer"] == before["optimizer"]
     assert written["gradient_clipping"] == before["gradient_clipping"]
     assert written["train_batch_size"] == 4 * 1 * 2  # what the config means on two ranks
+    said = (written["bf16"]["enabled"], written["fp16"]["enabled"], written["dsplan"]["recompute"])
+    assert said == (True, False, "none"), (
+        "a plan says all that it decides, so that nothing of a script's stays beside it"
+    )
     linted = dsplan("lint", str(out / "ds_config.json"), "--cluster", "2", "--engine", "native", "--format", "json")
     findings = json.loads(linted.out)["files"][0]["findings"]
     assert (linted.code, [f for f in findings if f["severity"] != "info"]) == (0, [])
