@@ -116,7 +116,7 @@ def lint(
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
     reader: Annotated[ReaderName, typer.Option("--for", help="Who will read the file.")] = ReaderName.auto,
-    engine: Annotated[EngineName, typer.Option("--engine", help="Which engine will run it.")] = EngineName.deepspeed,
+    engine: Annotated[EngineChoice, typer.Option("--engine", help="Which engine will run it.")] = EngineChoice.deepspeed,
     args: ArgsOption = None,
     model: Annotated[
         str | None, typer.Option("--model", help="MODEL: check also that it fits (with --cluster).")

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.units import GB, GIB
+from dsplan.schemas.validation import schema_errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,10 @@ def aliases() -> dict[str, str]:
     return table
 
 
+USABLE_SHARE = 0.99
+"""Of the nominal memory, where a file names no usable_gib: the least among the cards of gpus.json with 40 GB or more."""
+DEFAULT_NETWORK = 12.5
+"""GB per second and GPU, where a file names none: 100 Gbit/s, the least among the data-centre cards of gpus.json."""
 _FORM = re.compile(r"(?:(\d+)\s*[xX*]\s*)?(\d+)(?:\s*[xX*]\s*([A-Za-z][\w.+-]*))?")
 
 
@@ -141,34 +146,23 @@ def _from_file(path: str) -> Cluster:
         ) from error
     except ValueError as error:
         raise Problem(f"{path}: is not JSON ({error})") from error
-    if not isinstance(raw, dict) or "gpus_per_node" not in raw:
-        raise Problem(f'{path}: must hold {{"nodes": 1, "gpus_per_node": 8, "gpu": "H100-80GB"}}')
-    counts = {"nodes": raw.get("nodes", 1), "gpus_per_node": raw["gpus_per_node"]}
-    for key, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise Problem(f"{path}: {key} is {value!r}, but must be a whole number of at least 1")
+    wrong = schema_errors("cluster", raw)
+    if wrong:
+        raise Problem(
+            f'{path}: {"; ".join(wrong)}; a cluster is {{"nodes": 1, "gpus_per_node": 8, "gpu": "H100-80GB"}}'
+        )
     gpu = raw.get("gpu")
     if isinstance(gpu, dict):
-        try:
-            kind: Gpu | None = Gpu(
-                name=str(gpu.get("name", "custom")),
-                memory_bytes=round(gpu["memory_gb"] * GB),
-                usable_bytes=round(gpu.get("usable_gib", gpu["memory_gb"] * GB / GIB * 0.99) * GIB),
-                flops_per_second={key: value * 1e12 for key, value in gpu["tflops"].items()},
-                memory_bytes_per_second=gpu["memory_gb_per_second"] * 1e9,
-                link_bytes_per_second=gpu["link_gb_per_second"] * 1e9,
-                inter_node_bytes_per_second=gpu.get("inter_node_gb_per_second", 12.5) * 1e9,
-                source=path,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise Problem(
-                f"{path}: gpu needs memory_gb, tflops (by precision), memory_gb_per_second and link_gb_per_second as numbers "
-                f"({error})"
-            ) from error
-    elif isinstance(gpu, str):
-        kind = find_gpu(gpu)
-    elif gpu is None:
-        kind = None
+        kind: Gpu | None = Gpu(
+            name=str(gpu.get("name", "custom")),
+            memory_bytes=round(gpu["memory_gb"] * GB),
+            usable_bytes=round(gpu.get("usable_gib", gpu["memory_gb"] * GB / GIB * USABLE_SHARE) * GIB),
+            flops_per_second={key: value * 1e12 for key, value in gpu["tflops"].items()},
+            memory_bytes_per_second=gpu["memory_gb_per_second"] * 1e9,
+            link_bytes_per_second=gpu["link_gb_per_second"] * 1e9,
+            inter_node_bytes_per_second=gpu.get("inter_node_gb_per_second", DEFAULT_NETWORK) * 1e9,
+            source=path,
+        )
     else:
-        raise Problem(f"{path}: gpu is {gpu!r}, but must be a name or an object")
-    return Cluster(**counts, gpu=kind, text=path)
+        kind = find_gpu(gpu) if gpu is not None else None
+    return Cluster(nodes=raw.get("nodes", 1), gpus_per_node=raw["gpus_per_node"], gpu=kind, text=path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from dsplan.schemas.layout import Layout
+from dsplan.schemas.validation import schema_errors
 
 Engine = Literal["native", "deepspeed"]
 ENGINES: tuple[Engine, ...] = ("native", "deepspeed")
@@ -119,30 +120,9 @@ class PlanFile:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> PlanFile:
-        """ValueError that names every key that is missing or of the wrong shape."""
-        wanted: dict[str, type | tuple[type, ...]] = {
-            "model": dict,
-            "cluster": dict,
-            "engine": str,
-            "layout": dict,
-            "zero_stage": int,
-            "precision": str,
-            "micro_batch": int,
-            "accumulation": int,
-            "recompute": str,
-            "offload": str,
-            "ds_config": dict,
-            "predicted": dict,
-        }
-        wrong = [key for key, kind in wanted.items() if not isinstance(value.get(key), kind)]
-        if value.get("version") != 1:
-            wrong.insert(0, "version (must be 1)")
-        if not wrong and value["engine"] not in ENGINES:
-            wrong.append(f"engine (must be {' or '.join(ENGINES)})")
+        """ValueError with every reason, each naming the key, where the value is no plan (plan.schema.json)."""
+        wrong = schema_errors("plan", value)
         if wrong:
-            raise ValueError(f"a plan needs {', '.join(wrong)}")
-        try:
-            layout = Layout(**value["layout"])
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"layout: {error}") from error
-        return PlanFile(layout=layout, **{key: value[key] for key in wanted if key != "layout"})
+            raise ValueError("; ".join(wrong))
+        names = [field.name for field in fields(PlanFile) if field.name != "layout"]
+        return PlanFile(layout=Layout(**value["layout"]), **{name: value[name] for name in names})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import Done, dsplan
+from dsplan.schemas.validation import schema_errors
 
 ROOT = Path(__file__).parent.parent.parent
 GPT = str(ROOT / "examples/gpt.py")
@@ -47,6 +48,7 @@ def test_estimate_has_the_contracts_fields() -> None:
     done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "4xA100-80GB", "--format", "json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
+    assert schema_errors("estimate", report) == []
     assert set(report) == {"version", "model", "cluster", "rows", "skipped"}
     assert report["version"] == 1
     assert set(report["model"]) == {"source", "params", "trainable_params", "forward_flops", "flops_source"}
@@ -184,6 +186,7 @@ def test_tune_writes_a_plan_and_a_config_that_lints_clean(tmp_path: Path) -> Non
         *("version", "model", "cluster", "engine", "layout", "zero_stage", "precision", "micro_batch", "accumulation"),
         *("recompute", "offload", "ds_config", "predicted"),
     }
+    assert schema_errors("plan", plan) == []
     assert set(plan["model"]) == {"source", "params", "shapes_sha256"}
     assert set(plan["predicted"]) == ROW
     assert plan["predicted"]["runnable"] is True
