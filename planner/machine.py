@@ -24,9 +24,9 @@ def gpu_of(driver_name: str, total_bytes: int) -> Gpu | None:
         return None
     near = [gpu for gpu in gpus().values() if abs(gpu.usable_bytes - total_bytes) < 0.06 * total_bytes]
     joined = "".join(words)
-    for gpu in near:
-        if gpu.name.split("-")[0].upper() in joined:
-            return gpu
+    family = [gpu for gpu in near if gpu.name.split("-")[0].upper() in joined]
+    if family:  # the longest name (L40S before L4), and PCIe only where the driver says so
+        return max(family, key=lambda gpu: (len(gpu.name.split("-")[0]), ("PCIe" in gpu.name) == ("PCIE" in joined)))
     try:
         return find_gpu(words[0])
     except Problem:
