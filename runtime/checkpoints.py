@@ -23,6 +23,7 @@ from dsplan.runtime.groups import note
 from dsplan.schemas.problem import Problem
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
@@ -113,14 +114,27 @@ def _tensors(engine: Engine, *, with_optimizer: bool) -> dict[str, torch.Tensor]
     engine.drop_gathered()
     module = engine.module
     persistent = module.state_dict().keys()
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in module.named_parameters()}
-    tensors |= {f"model.{name}": buffer for name, buffer in module.named_buffers() if name in persistent}
+    tensors = {f"model.{name}": _storable(parameter) for name, parameter in engine.masters().items()}
+    tensors |= {f"model.{name}": _storable(buffer) for name, buffer in module.named_buffers() if name in persistent}
     if with_optimizer and engine.optimizer is not None:
-        for name, parameter in module.named_parameters():
+        for name, parameter in engine.masters().items():
             for key, value in engine.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor) and value.dim() > 0:
-                    tensors[f"optimizer.{name}.{key}"] = value
+                if _is_like_parameter(value):
+                    tensors[f"optimizer.{name}.{key}"] = _storable(value)
     return tensors
+
+
+def _is_like_parameter(value: Any) -> bool:
+    """Whether an optimizer's state lies as its parameter does, and is none of its counters: those are 0-dim and plain."""
+    return isinstance(value, torch.Tensor) and (value.dim() > 0 or isinstance(value, DTensor))
+
+
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a view of one dimension where it has none: the format turns such into a list of one."""
+    tensor = tensor.detach()
+    if tensor.dim() > 0:
+        return tensor
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(1)
 
 
 def _state(engine: Engine, client_state: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +158,7 @@ def _state(engine: Engine, client_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(engine: Engine) -> dict[Any, str]:
-    return {parameter: name for name, parameter in engine.module.named_parameters()}
+    return {parameter: name for name, parameter in engine.masters().items()}
 
 
 def _plain_group(engine: Engine, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,11 +183,11 @@ def _scalars(engine: Engine) -> dict[str, dict[str, float | None]]:
     for parameter, name in _names(engine).items():
         for key, value in engine.optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                if value.dim() > 0 and value.shape != parameter.shape:
+                if _is_like_parameter(value) and value.shape != parameter.shape:
                     raise Problem(
                         f"optimizer state {key} of {name} is not shaped like its parameter, and cannot be saved"
                     )
-                table.setdefault(name, {})[key] = value.item() if value.dim() == 0 else None
+                table.setdefault(name, {})[key] = None if _is_like_parameter(value) else value.item()
             else:
                 table.setdefault(name, {})[key] = value
     return table

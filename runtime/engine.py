@@ -114,6 +114,7 @@ class Engine(nn.Module):
         divided = loss.float() / self._batch.accumulation if scale_wrt_gas else loss.float()
         scaled = divided if self.scaler is None else divided * self.scaler.value
         scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self._sharded.after_backward(self.is_gradient_accumulation_boundary())
         return divided.detach()
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
@@ -136,13 +137,14 @@ class Engine(nn.Module):
         else:
             self.skipped_steps += 1
         self.optimizer.zero_grad(set_to_none=True)
+        self._sharded.scalars.drop_gradients()
         self.global_steps += 1
         if self.observer is not None:
             self.observer.step_ends()
 
     def _update(self) -> bool:
         """Unscale and clip the gradients; False where they are not finite, on every rank alike."""
-        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in self._sharded.masters().values() if parameter.requires_grad]
         scale = 1.0 if self.scaler is None else self.scaler.value
         norm = global_norm(trained, self.device).item() / scale
         self._norm = norm
@@ -172,6 +174,10 @@ class Engine(nn.Module):
         if self._strict:
             raise Problem(f"{text}; feed {batch.micro_batch} samples, or leave out --strict")
         note(text)
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer steps over, by name: fp32, and each a DTensor."""
+        return self._sharded.masters()
 
     @property
     def units(self) -> tuple[FSDPModule, ...]:
@@ -234,6 +240,7 @@ class Engine(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.module.zero_grad(set_to_none)
+        self._sharded.scalars.drop_gradients()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

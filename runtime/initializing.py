@@ -71,7 +71,7 @@ def initialize(
         compute_dtype=compute_dtype,
         reduce_dtype=_reduce_dtype(ds_config.raw, compute_dtype),
     )
-    renaming.close()
+    renaming.close(sharded.masters())
     built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)
     schedule = _schedule(lr_scheduler, built, ds_config)
     loader = None

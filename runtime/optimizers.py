@@ -25,14 +25,13 @@ class Renaming:
     """Old parameter objects -> the shards that took their place, by name."""
 
     def __init__(self, model: nn.Module):
-        self._model = model
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._alive = list(model.parameters())  # so that no id is given away again
         self._new: dict[str, nn.Parameter] = {}
 
-    def close(self) -> None:
-        """The model is sharded now: look the names up there from now on."""
-        self._new = dict(self._model.named_parameters())
+    def close(self, masters: dict[str, nn.Parameter]) -> None:
+        """The model is sharded now: its parameters are these from now on."""
+        self._new = masters
 
     def __call__(self, parameter: Any, where: str) -> nn.Parameter:
         name = self._names.get(id(parameter))
@@ -79,17 +78,14 @@ def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
                 group["fused"] = group["foreach"] is None
     client.state.clear()
     for parameter, state in old_state.items():
-        client.state[moved[parameter]] = {key: _cut(value, moved[parameter]) for key, value in state.items()}
+        client.state[moved[parameter]] = {
+            key: value if key == "step" else _cut(value, moved[parameter]) for key, value in state.items()
+        }
     return client
 
 
 def _cut(value: Any, new: torch.Tensor) -> Any:
-    if (
-        not isinstance(value, torch.Tensor)
-        or not isinstance(new, DTensor)
-        or value.shape != new.shape
-        or not value.dim()
-    ):
+    if not isinstance(value, torch.Tensor) or not isinstance(new, DTensor) or value.shape != new.shape:
         return value
     return distribute_tensor(
         value.to(new.device, torch.float32), new.device_mesh, list(new.placements), src_data_rank=None

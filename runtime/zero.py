@@ -16,6 +16,7 @@ import torch
 from dsplan.runtime.agreement import take_from_first_rank
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.groups import own_device
+from dsplan.runtime.scalars import Scalars
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,11 +25,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 @dataclass(frozen=True)
 class Sharded:
-    """A model whose parameters FSDP2 holds. units: its blocks in order, then the model itself."""
+    """A model whose parameters FSDP2 holds, but for its scalars. units: its blocks in order, then the model itself."""
 
     model: nn.Module
     units: tuple[FSDPModule, ...]
     zero_stage: int
+    scalars: Scalars
 
     @property
     def root(self) -> FSDPModule:
@@ -41,6 +43,15 @@ class Sharded:
         # At stage 3 the blocks are dropped each time; the root is in use over the whole micro-batch, so that keeping
         # it from one to the next costs nothing at the peak and saves its gather.
         self.root.set_reshard_after_backward(boundary, recurse=self.zero_stage < 3)
+
+    def after_backward(self, boundary: bool) -> None:
+        """What FSDP2 does not reduce itself. A second backward before the step adds to the mean of the first."""
+        if boundary:
+            self.scalars.reduce_gradients()
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer steps over, by name: fp32, and each a DTensor."""
+        return {**dict(self.model.named_parameters()), **self.scalars.masters}
 
     def drop_gathered(self) -> None:
         """Free every gathered copy, so that the next use sees the shards as they are then."""
@@ -63,39 +74,50 @@ def shard(
     """
     device = own_device() if mesh.device_type == "cuda" else torch.device("cpu")
     low = None if compute_dtype is torch.float32 else compute_dtype
+    scalars = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() == 0}
+    ignored = set(scalars.values())
     units: list[FSDPModule] = []
     done: set[nn.Module] = set()
     for module in [*_separable_blocks(model), model]:
         whole = _prepare(module, mesh, device, compute_dtype, done)
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce_dtype, cast_forward_inputs=module is model)
         if zero_stage == 0:
-            replicate(module, mesh=mesh, mp_policy=policy)
+            replicate(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)
         else:
             fully_shard(
-                module, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3 and module is not model
+                module,
+                mesh=mesh,
+                mp_policy=policy,
+                reshard_after_forward=zero_stage == 3 and module is not model,
+                ignored_params=ignored,
             )
         for parameter in whole:  # client code may hold the object still, but not its bytes
-            parameter.data = parameter.data.new_empty(0)
+            if parameter not in ignored:
+                parameter.data = parameter.data.new_empty(0)
         assert isinstance(module, FSDPModule)
         units.append(module)
-    return Sharded(model, tuple(units), zero_stage)
+    return Sharded(model, tuple(units), zero_stage, Scalars(scalars, mesh))
 
 
 def _separable_blocks(model: nn.Module) -> list[nn.Module]:
-    """Blocks that share no parameter with anything outside themselves: FSDP2 would untie such a parameter."""
-    homes: dict[nn.Parameter, int] = {}
-    for module in model.modules():
+    """Blocks that share no parameter with anything outside themselves, be it by itself or with the module that holds it.
+
+    FSDP2 unties such a parameter, and refuses such a module.
+    """
+    blocks = [block for _, block in find_blocks(model)]
+    homes: dict[nn.Parameter, set[nn.Module]] = {}
+
+    def visit(module: nn.Module, home: nn.Module) -> None:
+        if home is model and module in blocks:
+            home = module
         for parameter in module.parameters(recurse=False):
-            homes[parameter] = homes.get(parameter, 0) + 1
-    found = []
-    for _, block in find_blocks(model):
-        inside: dict[nn.Parameter, int] = {}
-        for module in block.modules():
-            for parameter in module.parameters(recurse=False):
-                inside[parameter] = inside.get(parameter, 0) + 1
-        if inside and all(homes[parameter] == count for parameter, count in inside.items()):
-            found.append(block)
-    return found
+            homes.setdefault(parameter, set()).add(home)
+        for child in module._modules.values():  # each as often as it is held
+            if child is not None:
+                visit(child, home)
+
+    visit(model, model)
+    return [block for block in blocks if all(homes[parameter] == {block} for parameter in block.parameters())]
 
 
 @torch.no_grad()

@@ -131,13 +131,19 @@ def refusals():
     return str(caught.value)
 
 
-def test_a_parameter_shared_by_two_blocks_stays_shared():
-    """Its gradient is the sum of both uses, as in plain torch."""
-    for engine_loss, plain_loss in run_ranks(2, shared_parameter):
+@pytest.mark.parametrize(("shared", "units"), [("up.weight", 2), ("up", 2), ("", 3)])
+def test_what_two_blocks_share_stays_shared(shared, units):
+    """A parameter, a module, or the whole block; its gradient is the sum of both uses, as in plain torch.
+
+    The blocks that share a part stay in the root, so that of three blocks one is a unit of its own; a block that is
+    there twice is one unit.
+    """
+    for engine_loss, plain_loss, num_units in run_ranks(2, shared_part, shared):
         assert engine_loss == pytest.approx(plain_loss, rel=1e-5)
+        assert num_units == units
 
 
-def shared_parameter():
+def shared_part(shared):
     import torch
     from dsplan.runtime import initialize
     from training import Net, batches, loss_of
@@ -145,7 +151,12 @@ def shared_parameter():
     def make():
         torch.manual_seed(0)
         net = Net()
-        net.blocks[2].up.weight = net.blocks[0].up.weight
+        if shared == "":
+            net.blocks[2] = net.blocks[0]
+        elif shared == "up":
+            net.blocks[2].up = net.blocks[0].up
+        else:
+            net.blocks[2].up.weight = net.blocks[0].up.weight
         return net
 
     [tokens] = batches(1)
@@ -168,7 +179,7 @@ def shared_parameter():
         plain_loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return loss.item(), plain_loss.item()
+    return loss.item(), plain_loss.item(), len(engine.units)
 
 
 def test_recompute_gives_the_same_losses():
