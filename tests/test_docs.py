@@ -71,6 +71,13 @@ def test_a_command_prints_what_the_page_shows(example: Example, folder: Path, up
         assert matches(example.shown, printed.strip("\n") + "\n"), printed
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_on_a_page_runs(page: Path, folder: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
+        done = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+
+
 def test_every_make_target_of_the_pages_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
     form = re.compile(r"^ +make ([a-z]+)\b|`make ([a-z]+)`", re.M)
