@@ -19,6 +19,15 @@ from dsplan.schemas.plan import OptimizerSpec
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
 
+START = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+from dsplan.planner.capture_child import main
+main()
+"""
+"""The child, without the working folder on its import path: a json.py there is none of ours, nor of `python SCRIPT`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
@@ -81,7 +90,7 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
     with tempfile.TemporaryDirectory(prefix="dsplan-") as folder:
         answer_file, output_file = Path(folder, "answer.json"), Path(folder, "output.txt")
         full = {**request, "script": str(subject.path), "answer": str(answer_file)}
-        command = [sys.executable, "-m", "dsplan.planner.capture_child", json.dumps(full), *subject.script_args]
+        command = [sys.executable, "-c", START, json.dumps(full), *subject.script_args]
         with output_file.open("wb") as output:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

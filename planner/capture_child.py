@@ -1,8 +1,7 @@
-"""The child of a capture: `python -m dsplan.planner.capture_child REQUEST [SCRIPT ARGS...]`; answers in a JSON file."""
+"""The child of a capture: `python -c START REQUEST [SCRIPT ARGS...]`; answers in a JSON file."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -21,15 +20,16 @@ from typing import Any
 import dsplan.runtime
 import torch
 import torch.distributed as dist
+from dsplan.planner.blaming import as_problem, blame
 from dsplan.planner.captured import Captured, Engine, Recording, init_distributed, initialize
 from dsplan.planner.gpuless import small_loaders, without_gpu
-from dsplan.planner.load import blame, reason
 from dsplan.planner.resizing import Resize
 from dsplan.planner.weightless import parameters_on_meta
 from dsplan.schemas.problem import Problem
 
 
 def main() -> None:
+    """Of the process: it never returns."""
     request = json.loads(sys.argv[1])
     script = request["script"]
     answer_file = Path(request["answer"])
@@ -49,16 +49,15 @@ def main() -> None:
 
 
 def _run(script: str, arguments: Sequence[str], recording: Recording) -> dict[str, Any]:
-    sys.path[0] = str(Path(script).resolve().parent)
+    sys.path.insert(0, str(Path(script).resolve().parent))
     sys.argv = [script, *arguments]
     _as_under_a_launcher()
     _stand_in_for_deepspeed(recording)
-    without_gpu()
     small_loaders()
     sys.meta_path.insert(0, _WhenImported("transformers.modeling_utils", _from_config))
     warnings.simplefilter("ignore")
     try:
-        with parameters_on_meta():
+        with without_gpu(), parameters_on_meta():
             runpy.run_path(script, run_name="__main__")
     except Captured as captured:
         return captured.answer
@@ -72,13 +71,13 @@ def _run(script: str, arguments: Sequence[str], recording: Recording) -> dict[st
             raise _not_resized(script, recording.resize, error, text) from error
         if isinstance(error, SystemExit):
             raise Problem(f"{where}: the script exits with code {error.code}; its arguments go after --") from None
-        raise Problem(
-            f"{where}: the script raised {reason(error)}; correct it and run again", user_traceback=text
-        ) from error
+        recorded = recording.resize.timeline if recording.resize is not None else None
+        blind = recorded is not None and bool(recorded.notes)
+        raise as_problem(error, Path(script), "the script raised", blind=blind, script=True) from error
     raise Problem(_unfinished(script, recording, "ends"))
 
 
-def _not_resized(script: str, resize: Resize, error: BaseException, text: str) -> Problem:
+def _not_resized(script: str, resize: Resize, error: BaseException, text: str | None) -> Problem:
     """The script runs at the batch that it feeds, but not at another."""
     names: list[str] = []
     for tensor in resize.left_as_they_were():
@@ -96,8 +95,8 @@ def _not_resized(script: str, resize: Resize, error: BaseException, text: str) -
 def _unfinished(script: str, recording: Recording, verb: str) -> str:
     if not recording.initialized:
         return (
-            f"{script} has no build_model() and {verb} without a call of deepspeed.initialize(); give a model file that has "
-            "build_model(), or a script that trains with DeepSpeed"
+            f"{script}: neither build_model() nor a call of deepspeed.initialize() was found (it {verb} without); add one of "
+            "the two"
         )
     return (
         f"{script} {verb} after deepspeed.initialize() without a call of engine.backward(); let it make at least one "
@@ -235,8 +234,3 @@ def _from_config(modeling_utils: Any) -> None:
         return cls(config)
 
     modeling_utils.PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()

@@ -16,7 +16,7 @@ from dsplan.planner.resizing import Resize
 from dsplan.planner.splitting import splitting
 from dsplan.planner.timeline import Timeline
 from dsplan.planner.tracer import assemble, sequence_length
-from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights
+from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lazy_names, lent_weights
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.config import DsConfig, optimizer_spec, read_config
@@ -80,6 +80,14 @@ def initialize(
         raise Problem(
             f"{recording.source}: initialize() was given {type(model).__name__} as model, but needs a torch.nn.Module"
         )
+    lazy = lazy_names(model)
+    if lazy:
+        raise Problem(
+            f"{recording.source}: initialize() was given a model with lazy parameters, whose sizes are not known: "
+            f"{', '.join(lazy)}; run a batch through it before, or give the sizes"
+        )
+    if next(model.parameters(), None) is None:
+        raise Problem(f"{recording.source}: initialize() was given a {type(model).__name__} without parameters")
     init_distributed()
     raw = _config(config if config is not None else config_params, args)
     ds_config = read_config(raw, f"{recording.source} (its configuration)")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.load import ModelSubject, read_json, user_code
+from dsplan.planner.blaming import user_code
+from dsplan.planner.load import ModelSubject, read_json
 from dsplan.planner.weightless import build_weightless
 from dsplan.schemas.problem import Problem
 

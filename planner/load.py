@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
-import inspect
 import json
 import sys
-import textwrap
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dsplan.planner.blaming import user_code
+from dsplan.planner.calling import check_call, check_loss, checked_sample_batch, kind_of
 from dsplan.schemas.plan import OptimizerSpec
 from dsplan.schemas.problem import Problem
 
@@ -91,7 +89,11 @@ def load_subject(
 
 def told_apart(model: str) -> tuple[Kind, Path, str | None]:
     """(kind, path, NAME) of a MODEL argument, by its text and the file's text alone. Problem where it is none of them."""
-    text, _, name = model.rpartition(":") if ".py:" in model else (model, "", "")
+    if not model.strip():
+        raise Problem("MODEL is empty; give a model file, a training script or a HF config.json")
+    text, colon, name = model.rpartition(":") if ".py:" in model else (model, "", "")
+    if colon and not name.strip():
+        raise Problem(f"{model}: no name after the colon; write {text}:NAME, or {text} for its build_model()")
     path = Path(text)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -145,26 +147,40 @@ def parse_set(text: str) -> Any:
 
 
 def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: int | None) -> ModelSubject:
-    from dsplan.planner.weightless import build_weightless
+    from dsplan.planner.weightless import build_weightless, lazy_names
 
     _top_level_names(path)  # syntax errors first, with their line
     with user_code(path, "import raised"):
         namespace = _import(path)
-    maker = getattr(namespace, name or "build_model", None)
+    called = name or "build_model"
+    maker = getattr(namespace, called, None)
     if maker is None:
-        raise Problem(f"{path} has no {name}; name a function or class in it that makes the model")
+        raise Problem(f"{path} has no {called}; name a function or class in it that makes the model")
     arguments = {key: parse_set(value) for key, value in sets.items()}
-    title = f"{name or 'build_model'}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+    title = f"{called}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
     if not callable(maker):
-        raise Problem(
-            f"{path}: {name or 'build_model'} is {_kind(maker)}, but must be a function or class that makes the model"
-        )
-    with user_code(path, f"{title} raised"):
-        module = build_weightless(lambda: maker(**arguments)) if not _is_module(maker) else maker
+        raise Problem(f"{path}: {called} is {kind_of(maker)}, but must be a function or class that makes the model")
+    if _is_module(maker):
+        if sets:
+            raise Problem(f"{path}: {called} is a model already, so --set {next(iter(sets))}=... has nowhere to go")
+        module = maker
+    else:
+        check_call(path, called, maker, arguments)
+        with user_code(path, f"{title} raised"):
+            module = build_weightless(lambda: maker(**arguments))
     if not _is_module(module):
-        raise Problem(f"{path}: {title} returned {_kind(module)}, but must return a torch.nn.Module")
+        raise Problem(f"{path}: {title} returned {kind_of(module)}, but must return a torch.nn.Module")
     module = getattr(module, "_orig_mod", module)  # torch.compile changes no byte that we count
-    module.train()
+    lazy = lazy_names(module)
+    if lazy:
+        raise Problem(
+            f"{path}: {title} returned a model with lazy parameters, whose sizes are not known: {', '.join(lazy)}; run a "
+            "batch through it in build_model(), or give the sizes (nn.Linear(64, 10), not nn.LazyLinear(10))"
+        )
+    if next(module.parameters(), None) is None:
+        raise Problem(f"{path}: {title} returned a {type(module).__name__} without parameters: nothing to train")
+    with user_code(path, "train() of the model raised"):
+        module.train()
     notes: list[str] = []
     sample_batch = getattr(namespace, "sample_batch", None)
     if sample_batch is None:
@@ -172,14 +188,17 @@ def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: i
             f"{path} has no sample_batch(micro_batch, seq_len=None): only parameters, gradients and optimizer state are "
             "counted; add one that returns the model's inputs for activations, FLOPs and time"
         )
+    loss = getattr(namespace, "loss", None)
+    if loss is not None:
+        check_loss(path, loss)
     return ModelSubject(
         source=f"{path}:{name}" if name else str(path),
         kind="file",
         notes=tuple(notes),
         seq_len=seq_len,
         module=module,
-        sample_batch=_adapted(path, sample_batch) if sample_batch is not None else None,
-        loss=getattr(namespace, "loss", None),
+        sample_batch=checked_sample_batch(path, sample_batch) if sample_batch is not None else None,
+        loss=loss,
         file=path,
     )
 
@@ -190,88 +209,14 @@ def _import(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look here
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
+    spec.loader.exec_module(module)
     return module
-
-
-def _adapted(path: Path, sample_batch: Any) -> Callable[[int, int | None], tuple[Any, ...] | dict[str, Any]]:
-    """sample_batch with its answer checked. seq_len is passed only where it is given and taken."""
-    takes_seq_len = False
-    with contextlib.suppress(TypeError, ValueError):
-        takes_seq_len = "seq_len" in inspect.signature(sample_batch).parameters
-
-    def adapted(micro_batch: int, seq_len: int | None) -> tuple[Any, ...] | dict[str, Any]:
-        if seq_len is not None and not takes_seq_len:
-            raise Problem(
-                f"--seq-len is given, but sample_batch of {path} takes no seq_len; add the parameter seq_len=None"
-            )
-        with user_code(path, f"sample_batch({micro_batch}) raised"):
-            batch = sample_batch(micro_batch, seq_len=seq_len) if takes_seq_len else sample_batch(micro_batch)
-        import torch
-        from torch.utils._pytree import tree_leaves
-
-        if not isinstance(batch, (tuple, dict)) or not any(
-            isinstance(leaf, torch.Tensor) for leaf in tree_leaves(batch)
-        ):
-            raise Problem(
-                f"{path}: sample_batch returned {_kind(batch)}, but must return a tuple of the model's positional inputs "
-                "or a dict of its keyword inputs, with at least one tensor: return (tokens,)"
-            )
-        return batch
-
-    return adapted
-
-
-@contextlib.contextmanager
-def user_code(path: Path | None, what: str) -> Iterator[None]:
-    """Run the user's code: what it prints goes to stderr, what it raises becomes a Problem that names file and line."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except Problem:
-        raise
-    except (Exception, SystemExit) as error:
-        where, text = blame(error, path or Path("the model"))
-        raise Problem(f"{where}: {what} {reason(error)}; correct it and run again", user_traceback=text) from error
-
-
-def reason(error: BaseException) -> str:
-    """An exception in one line: "ValueError: heads must divide width"."""
-    text = " ".join(str(error).split()).rstrip(".:")
-    return f"{type(error).__name__}: {textwrap.shorten(text, 300) or 'no message'}"
-
-
-def blame(error: BaseException, path: Path) -> tuple[str, str]:
-    """("file:line", the traceback from the user's first frame to where our instruments begin)."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [index for index, frame in enumerate(frames) if Path(frame.filename).resolve() == path.resolve()]
-    ours = [index for index, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
-    not_ours = [
-        index for index, frame in enumerate(frames) if index not in ours and frame.filename != contextlib.__file__
-    ]
-    first = own[0] if own else not_ours[0] if not_ours else 0
-    last = next((index for index in ours if index > first), len(frames))
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first:last])]
-    lines += traceback.format_exception_only(type(error), error)
-    return f"{path}:{frames[own[-1]].lineno}" if own else str(path), "".join(lines)
 
 
 def _is_module(value: Any) -> bool:
     from torch import nn
 
     return isinstance(value, nn.Module)
-
-
-def _kind(value: Any) -> str:
-    """A value as a message says it: "None", "a list", "a Tensor"."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def read_json(path: Path) -> Any:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dsplan.planner.blaming import user_code
 from dsplan.planner.kernels import GpuKernels
-from dsplan.planner.load import ModelSubject, Subject, user_code
+from dsplan.planner.load import ModelSubject, Subject
 from dsplan.planner.tracer import inputs_of, loss_of, sample
 from dsplan.planner.weightless import fakes, lent_weights, stand_in
 from dsplan.runtime.engine import Engine

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from dsplan.planner.blaming import user_code
+from dsplan.planner.calling import check_inputs
 from dsplan.planner.flops import Flops, forward_flops
 from dsplan.planner.kernels import GpuKernels
-from dsplan.planner.load import ModelSubject, Subject, user_code
+from dsplan.planner.load import ModelSubject, Subject
 from dsplan.planner.splitting import Splitting, splitting
 from dsplan.planner.timeline import Timeline, params_by_unit
 from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, stand_in
@@ -60,7 +63,11 @@ def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_ba
     known_seq_len = None
     loss_inside = False
     if subject.sample_batch is not None:
-        known_seq_len = seq_len if seq_len is not None else sequence_length(sample(subject, micro_batch, None))
+        batch = sample(subject, micro_batch, seq_len)
+        inputs = inputs_of(batch)
+        check_inputs(subject.file, module, inputs.args, inputs.kwargs)
+        known_seq_len = seq_len if seq_len is not None else sequence_length(batch)
+        notes += _rows(batch, micro_batch)
         flops = _flops(subject, blocks, micro_batch, seq_len)
         notes += flops.notes
         segments, more, loss_inside = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
@@ -124,7 +131,9 @@ def _flops(
     """Counted once: neither precision nor recompute changes them."""
     key = (micro_batch, seq_len)
     if key not in subject.flops:
-        subject.flops[key] = forward_flops(subject.module, blocks, inputs_of(sample(subject, micro_batch, seq_len)))
+        inputs = inputs_of(sample(subject, micro_batch, seq_len))
+        with user_code(subject.file, "the model raised"):
+            subject.flops[key] = forward_flops(subject.module, blocks, inputs)
     return subject.flops[key]
 
 
@@ -152,6 +161,17 @@ def sequence_length(batch: Any) -> int | None:
     return None
 
 
+def _rows(batch: Any, micro_batch: int) -> list[str]:
+    """A note where the batch is not of micro_batch samples."""
+    tensors = [leaf for leaf in _leaves(batch) if leaf.dim() > 0]
+    if not tensors or any(tensor.shape[0] == micro_batch for tensor in tensors):
+        return []
+    return [
+        f"sample_batch({micro_batch}) returned {int(tensors[0].shape[0])} rows along dim 0: activations, FLOPs and time are of "
+        f"that batch, though micro_batch is {micro_batch}"
+    ]
+
+
 def _segments(
     subject: ModelSubject,
     blocks: Sequence[tuple[str, nn.Module]],
@@ -169,7 +189,8 @@ def _segments(
         batch = stand_in(sample(subject, micro_batch, seq_len), stand)
         timeline = Timeline(module, [block for _, block in blocks], rules.roles)
         apply_recompute(module, recompute)  # type: ignore[arg-type]
-        with user_code(subject.file, "the model raised"), mode, GpuKernels(), timeline:
+        blind = functools.partial(bool, timeline.notes)
+        with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), timeline:
             inputs = inputs_of(batch)
             timeline.start(inputs.tensors)
             output = inputs.feed(module)

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from dsplan.planner.gpuless import GpuAs
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -37,7 +39,7 @@ def build_weightless(build: Callable[[], Any]) -> Any:
     The second way costs one parameter's memory at a time. Whatever it raises is the caller's to explain.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), GpuAs("meta"):
             return build()
     except Exception:
         with parameters_on_meta():
@@ -51,7 +53,7 @@ def parameters_on_meta() -> Iterator[None]:
     moved = WeakIdKeyDictionary()  # a tied parameter is registered twice
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if isinstance(param, nn.Parameter) and param.device.type != "meta":
+        if isinstance(param, nn.Parameter) and not is_lazy(param) and param.device.type != "meta":
             if param not in moved:
                 moved[param] = _meta_parameter(param)
             param = moved[param]
@@ -62,6 +64,12 @@ def parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def lazy_names(module: nn.Module) -> list[str]:
+    """Parameters and buffers whose sizes are not known before a batch has run through the model."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    return [name for name, tensor in held if is_lazy(tensor)]
 
 
 def _meta_parameter(param: nn.Parameter) -> nn.Parameter:

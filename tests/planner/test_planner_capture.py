@@ -152,7 +152,24 @@ def test_a_batch_that_cannot_be_resized_is_refused_by_name(script):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("print('hello')", "train.py has no build_model() and ends without a call of deepspeed.initialize()"),
+        (
+            "print('hello')",
+            "train.py: neither build_model() nor a call of deepspeed.initialize() was found (it ends without); add one of",
+        ),
+        ("", "train.py: neither build_model() nor a call of deepspeed.initialize() was found"),
+        (
+            "import deepspeed, torch\ndeepspeed.initialize(model=torch.nn.LazyLinear(2), config={})",
+            "train.py: initialize() was given a model with lazy parameters, whose sizes are not known: weight, bias; run a",
+        ),
+        (
+            "import deepspeed, torch\ndeepspeed.initialize(model=torch.nn.ReLU(), config={})",
+            "train.py: initialize() was given a ReLU without parameters",
+        ),
+        (
+            "import deepspeed, torch\nengine, *_ = deepspeed.initialize(model=torch.nn.Linear(2, 2), config={})\n"
+            "y = engine(torch.zeros(3, 2))\ny = y[y > 0]",
+            "train.py:4: it makes a tensor whose shape depends on the values of the data (aten.nonzero), but dsplan runs",
+        ),
         ("x = 1\nraise KeyError('lost')", "train.py:2: the script raised KeyError: 'lost'"),
         ("import sys\nsys.exit(3)", "train.py:2: the script exits with code 3"),
         (
@@ -208,3 +225,15 @@ engine.backward(engine(input_ids=tokens, labels=tokens.clone()).loss)
     from_config = trace(load_subject(str(folder), seq_len=16), precision="bf16", micro_batch=3)
     assert (traced.units, traced.segments[1:-1]) == (from_config.units, from_config.segments[1:-1])
     assert "train" not in sys.modules
+
+
+def test_the_working_folder_shadows_nothing(tmp_path, monkeypatch):
+    """As under `python script.py`: the script's own folder is on the import path, the working folder is not."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "helper.py").write_text("WIDTH = 3\n")
+    text = f"from helper import WIDTH\n{BATCH_SCRIPT}"
+    (tmp_path / "code" / "train.py").write_text(text)
+    for name in ("json", "numpy", "runpy", "torch", "dsplan", "typing", "helper"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_subject("code/train.py").micro_batch == 2

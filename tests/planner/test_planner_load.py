@@ -118,7 +118,7 @@ def test_a_model_that_reads_values_while_it_is_built(write):
         ("build_model = 3\n", r"build_model is an int, but must be a function or class"),
         (
             "def build_model(width): ...\n",
-            r"build_model\(\) raised TypeError: .*missing 1 required positional argument: 'width'",
+            r"model\.py:1: build_model needs width; pass --set width=\.\.\.$",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_the_users_own_traceback_comes_along(write):
 
 def test_a_wrong_keyword_is_named(write):
     message, _ = refusal(lambda: load_subject(write("model.py", MODEL), sets={"widht": "6"}))
-    assert "build_model(widht=6) raised TypeError: build_model() got an unexpected keyword argument 'widht'" in message
+    assert message == "model.py:5: build_model takes no widht; it takes width, depth, name"
 
 
 def test_a_name_that_the_file_lacks(write):
@@ -248,3 +248,264 @@ def test_the_length_of_a_config_says_where_it_comes_from(write):
     assert subject.notes == ("seq_len 40 (max_position_embeddings of the config); --seq-len changes it",)
     assert load_subject("config.json", seq_len=9).notes == ()
     assert trace(load_subject("config.json", seq_len=9), precision="bf16").seq_len == 9
+
+
+NEEDY = """
+from torch import nn
+class Net(nn.Linear):
+    size = 3
+
+    def __init__(self, width, depth, *, bias=True):
+        super().__init__(width, depth, bias)
+def only(x, /):
+    return Net(x, x)
+ready = nn.Linear(2, 2)
+anything = lambda **options: nn.Linear(2, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "expected"),
+    [
+        ("Net", {}, "model.py:6: Net needs width and depth; pass --set width=... --set depth=..."),
+        ("Net", {"width": "2"}, "model.py:6: Net needs depth; pass --set depth=..."),
+        ("Net", {"foo": "2"}, "model.py:6: Net takes no foo; it takes width, depth, bias"),
+        ("only", {}, "model.py:8: only takes x by position alone, which --set cannot give; drop the / there"),
+        ("ready", {"width": "2"}, "model.py: ready is a model already, so --set width=... has nowhere to go"),
+    ],
+)
+def test_what_a_maker_needs_and_takes(write, name, sets, expected):
+    message, text = refusal(lambda: load_subject(write("model.py", NEEDY) + ":" + name, sets=sets))
+    assert (message, text) == (expected, None)
+
+
+def test_a_maker_that_takes_anything(write):
+    assert load_subject(write("model.py", NEEDY) + ":anything", sets={"foo": "1"}).module.in_features == 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (
+            "def sample_batch():\n    return (torch.zeros(1, 4),)",
+            r"model\.py:17: sample_batch takes no arguments, but is called with micro_batch; write def sample_batch\(micro",
+        ),
+        (
+            "def sample_batch(micro_batch, width):\n    return (torch.zeros(1, 4),)",
+            r"model\.py:17: sample_batch takes \(micro_batch, width\), but is called with micro_batch; write def",
+        ),
+        ("sample_batch = 3", r"model\.py: sample_batch is an int, but must be a function: def sample_batch"),
+        (
+            "def loss(output):\n    return output.mean()",
+            r"model\.py:17: loss takes \(output\), but is called with the model's output and the batch; write def loss",
+        ),
+        ("loss = 3", r"model\.py: loss is an int, but must be a function loss\(output, batch\)"),
+        (
+            "def sample_batch(micro_batch):\n    return {1: torch.zeros(1, 4)}",
+            r"model\.py:17: sample_batch returned a dict with the key 1, but its keys must be the names",
+        ),
+        (
+            "def sample_batch(micro_batch):\n    return {'x': torch.zeros(1, 4)}",
+            r"model\.py: sample_batch gives x, but Sequential.forward takes \(input\): missing a required argument",
+        ),
+        (
+            "def sample_batch(micro_batch):\n    return torch.zeros(1, 4), torch.zeros(1, 4)",
+            r"model\.py: sample_batch gives 2 inputs by position, but Sequential.forward takes \(input\): too many",
+        ),
+    ],
+)
+def test_functions_that_cannot_be_called(write, extra, expected):
+    message, text = refusal(lambda: trace(load_subject(write("model.py", MODEL + extra)), precision="bf16"))
+    assert re.match(expected, message)
+    assert text is None
+
+
+def test_lazy_parameters_are_named(write):
+    text = MODEL.replace("return nn.Sequential(", "return nn.Sequential(nn.LazyLinear(3), ")
+    message, text = refusal(lambda: load_subject(write("model.py", text)))
+    assert message.startswith(
+        "model.py: build_model() returned a model with lazy parameters, whose sizes are not known: 0.weight, 0.bias; run a"
+    )
+    assert "batch through it in build_model()" in message
+
+
+def test_lazy_parameters_that_met_a_batch(write):
+    text = """
+import torch
+from torch import nn
+def build_model():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+    model(torch.zeros(1, 4))
+    return model
+def sample_batch(micro_batch):
+    return (torch.zeros(micro_batch, 4),)
+"""
+    traced = trace(load_subject(write("model.py", text)), precision="bf16")
+    assert (traced.params, traced.forward_flops) == (15 + 8, 2 * (12 + 6))
+
+
+def test_a_model_without_parameters(write):
+    message, _ = refusal(lambda: load_subject(write("model.py", "import torch\nbuild_model = torch.nn.ReLU\n")))
+    assert message == "model.py: build_model() returned a ReLU without parameters: nothing to train"
+
+
+@pytest.mark.parametrize("model", ["", "  ", "model.py:", "model.py: "])
+def test_an_empty_name(write, model):
+    write("model.py", MODEL)
+    message, _ = refusal(lambda: load_subject(model))
+    assert message.startswith(
+        "MODEL is empty; give a model file"
+        if not model.strip()
+        else f"{model}: no name after the colon; write model.py:"
+    )
+
+
+NOISY = """
+from torch import nn
+print("import")
+def build_model():
+    print("build")
+    model = Net(4, 4)
+    model.register_forward_hook(lambda *_: print("hook"))
+    return model
+class Net(nn.Linear):
+    def train(self, mode=True):
+        print("train")
+        return super().train(mode)
+    def forward(self, x):
+        print("forward")
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: print("backward"))
+        return y
+def sample_batch(micro_batch):
+    print("sample")
+    import torch
+    return (torch.zeros(micro_batch, 4),)
+def loss(output, batch):
+    print("loss")
+    return output.mean()
+"""
+
+
+def test_what_the_users_code_prints_is_not_ours(write, capfd):
+    trace(load_subject(write("model.py", NOISY)), precision="bf16")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert set(err.split()) == {"import", "build", "hook", "backward", "train", "forward", "sample", "loss"}
+
+
+def test_a_neighbour_that_is_imported_late(write):
+    write("neighbour.py", "WIDTH = 7")
+    text = "from torch import nn\ndef build_model():\n    from neighbour import WIDTH\n    return nn.Linear(WIDTH, 1)\n"
+    assert load_subject(write("model.py", text)).module.in_features == 7
+
+
+GPU = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(10**6, 10**6, bias=False, device="cuda").cuda()
+        self.two = nn.Linear(10**6, 4).to("cuda:0", torch.bfloat16)
+        self.register_buffer("scale", torch.ones(4, device=torch.device("cuda", 0)).cuda(non_blocking=True))
+    def forward(self, x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = self.two(self.one(x.cuda()))
+        return (y * self.scale.to(0) + torch.zeros(4, device="cuda")).to("cuda", non_blocking=True)
+def build_model():
+    torch.cuda.set_device(0)
+    with torch.device("cuda"):
+        return Net().cuda()
+def sample_batch(micro_batch):
+    return (torch.zeros(micro_batch, 10**6, device="cuda", pin_memory=True),)
+def loss(output, batch):
+    return output.mean().cuda()
+"""
+
+
+def test_a_model_file_written_for_gpus(write):
+    import torch
+
+    before = (torch.Tensor.to, torch.nn.Module.cuda, torch.cuda.device_count, torch.amp.autocast.__init__)
+    traced = trace(load_subject(write("model.py", GPU)), precision="bf16", micro_batch=2)
+    assert traced.params == 10**12 + 4 * 10**6 + 4
+    assert traced.forward_flops == 2 * 2 * (10**12 + 4 * 10**6)
+    assert traced.notes == ()
+    assert (torch.Tensor.to, torch.nn.Module.cuda, torch.cuda.device_count, torch.amp.autocast.__init__) == before
+
+
+BLIND = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        BUILT
+    def forward(self, x):
+        y = self.linear(x)
+        MET
+        return y.mean()
+def build_model():
+    return Net()
+def sample_batch(micro_batch):
+    return (torch.zeros(micro_batch, 4),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("met", "expected"),
+    [
+        (
+            "y = y[y > 0]",
+            "Net.forward makes a tensor whose shape depends on the values of the data (aten.nonzero), but",
+        ),
+        (
+            "torch.unique(x)",
+            "Net.forward makes a tensor whose shape depends on the values of the data (aten._unique2), but",
+        ),
+        (
+            "nn.utils.rnn.pack_padded_sequence(y[None], torch.ones(1))",
+            "Net.forward makes a tensor whose shape depends on the values of the data (aten._pack_padded_sequence), but",
+        ),
+        ("y.detach().cpu().numpy()", "Net.forward needs the values of a tensor on the host (.numpy() is not supported"),
+        ("torch.equal(x, y)", "Net.forward needs the values of a tensor on the host (aten.equal), but dsplan runs the"),
+        (
+            "x.split(torch.tensor([1, 3]).tolist(), dim=1)",
+            "the model raised RuntimeError: split_with_sizes expects split_sizes to sum exactly to 4",
+        ),
+    ],
+)
+def test_what_tensors_without_values_cannot_do(write, met, expected):
+    subject = load_subject(write("model.py", BLIND.replace("MET", met).replace("BUILT", "")))
+    message, text = refusal(lambda: trace(subject, precision="bf16"))
+    assert message.startswith(f"model.py:11: {expected}")
+    assert "without values; " in message and "leave out sample_batch for state bytes alone" in message
+    assert "correct it" not in message
+    assert 'model.py", line 11, in forward' in text and "dsplan" not in text.replace("model.py", "")
+
+
+def test_values_of_a_parameter_that_is_being_built(write):
+    text = BLIND.replace("MET", "").replace("BUILT", "self.linear.weight[0, 0].item()")
+    message, _ = refusal(lambda: load_subject(write("model.py", text)))
+    assert message.startswith(
+        "model.py:8: Net.__init__ reads the values of a parameter while it is built (Tensor.item()"
+    )
+    assert "correct it" not in message and "take them from a plain number" in message
+
+
+def test_a_batch_that_is_not_of_micro_batch_samples(write):
+    text = MODEL.replace("torch.zeros(micro_batch, 4)", "torch.zeros(8, 4)")
+    subject = load_subject(write("model.py", text))
+    notes = trace(subject, precision="bf16", micro_batch=1).notes
+    assert any(note.startswith("sample_batch(1) returned 8 rows along dim 0: ") for note in notes)
+    assert not any("rows along" in note for note in trace(subject, precision="bf16", micro_batch=8).notes)
+
+
+def test_no_frame_of_ours_in_the_users_traceback(write):
+    text = BLIND.replace("MET", "y.nothing").replace("BUILT", "")
+    _, text = refusal(lambda: trace(load_subject(write("model.py", text)), precision="bf16"))
+    assert re.findall(r'File "(.*?)"', text)[-1].endswith("model.py")
+    assert not any("planner/" in name for name in re.findall(r'File "(.*?)"', text))
