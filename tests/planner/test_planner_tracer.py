@@ -276,3 +276,27 @@ def test_a_hugging_face_model_with_grouped_heads_is_traced_to_the_byte(tmp_path)
         "input_layernorm.weight": None,
         "post_attention_layernorm.weight": None,
     }
+
+
+def test_parameters_are_of_the_size_that_they_have(tmp_path):
+    """Floats take the compute dtype, as `.bfloat16()` makes them; whole numbers and complex ones stay as they are."""
+    (tmp_path / "model.py").write_text(
+        """
+import torch
+from torch import nn
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        for name in ("int8", "uint8", "int64", "bool", "float64", "bfloat16", "float16", "complex64"):
+            data = torch.zeros(3, dtype=getattr(torch, name))
+            self.register_parameter(f"p_{name}", nn.Parameter(data, requires_grad=False))
+build_model = Net
+def sample_batch(micro_batch):
+    return (torch.zeros(micro_batch, 4),)
+"""
+    )
+    loaded = load_subject(str(tmp_path / "model.py"))
+    kept = {"p_int8": 1, "p_uint8": 1, "p_int64": 8, "p_bool": 1, "p_complex64": 8}
+    for precision, size in {"bf16": 2, "fp16": 2, "fp32": 4}.items():
+        found = {param.name: param.dtype_bytes for param in trace(loaded, precision=precision).units[0].params}
+        assert found == kept | dict.fromkeys(("weight", "bias", "p_float64", "p_bfloat16", "p_float16"), size)
