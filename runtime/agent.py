@@ -9,16 +9,17 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-PATIENCE_SECONDS = 5
+PATIENCE_SECONDS = 3
 """How long a rank that is told to end may take before it is killed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """exit_codes: of the ranks that had failed before any was told to end (-n: killed by signal n)."""
+    """exit_codes: of the ranks that had failed before any was told to end (-n: killed by signal n). left: had ended well."""
 
     exit_codes: dict[int, int]
     stopped_by: signal.Signals | None = None
+    left: tuple[int, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -33,6 +34,7 @@ def run_until_done(num_ranks: int, arguments: list[str]) -> Outcome:
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
     failed: dict[int, int] = {}
+    left: list[int] = []
 
     class Agent(LocalElasticAgent):
         """The agent, with less patience than its 30 s, and with an eye on who failed of itself."""
@@ -47,6 +49,8 @@ def run_until_done(num_ranks: int, arguments: list[str]) -> Outcome:
                     code = handler.proc.poll()
                     if code:
                         failed.setdefault(rank, code)
+                    elif code == 0:
+                        left.append(rank)
                 original(death_sig, min(timeout, PATIENCE_SECONDS))
                 context.close = original
 
@@ -83,4 +87,4 @@ def run_until_done(num_ranks: int, arguments: list[str]) -> Outcome:
         rendezvous.shutdown()
     if result.is_failed() and not failed:
         failed = {rank: failure.exitcode for rank, failure in result.failures.items()}
-    return Outcome(failed)
+    return Outcome(failed, left=tuple(left))

@@ -1,6 +1,8 @@
 """How every rank starts: dies with its launcher, finds the stand-in for deepspeed, runs the script as __main__.
 
-python -m dsplan.runtime.bootstrap SCRIPT [ARGS...]
+python .../runtime/bootstrap.py SCRIPT [ARGS...]
+
+By its path, since -m would put the working folder first on the module path, and any json.py there before Python's own.
 """
 
 from __future__ import annotations
@@ -59,15 +61,19 @@ def _die_with_launcher(launcher_pid: int) -> None:
 
 
 def _run_script(script: str, arguments: list[str]) -> None:
-    """As `python SCRIPT ARGS` does: sys.argv, sys.path[0] and a module __main__ that stays."""
-    path = Path(script).resolve()
+    """As `python SCRIPT ARGS` does: sys.argv, sys.path and a module __main__ that stays."""
+    path = os.path.join(os.getcwd(), script)
     sys.argv = [script, *arguments]
-    sys.path[0] = str(path.parent)
-    sys.path.insert(1, str(Path(__file__).with_name("stand_in")))
+    own = Path(__file__)
+    if sys.path[0] == str(own.parent):
+        del sys.path[0]
+    sys.path.insert(0, str(own.with_name("stand_in")))
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, str(Path(path).resolve().parent))
     module = ModuleType("__main__")
-    module.__dict__.update(__file__=script, __builtins__=__builtins__, __spec__=None)
+    module.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None)
     sys.modules["__main__"] = module
-    exec(compile(path.read_bytes(), script, "exec"), module.__dict__)
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
 
 
 def _finish(orders: Orders, script: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dsplan.reports.run_table import as_text
 from dsplan.runtime.agent import Outcome, run_until_done
+from dsplan.runtime.leftovers import end_leftovers
 from dsplan.runtime.orders import VARIABLE, Orders
 from dsplan.schemas import native_support
 from dsplan.schemas.jsonfile import load_config_file
@@ -50,6 +51,8 @@ def launch(
     if not script_config:
         _refuse(config, target)
     count = _settle_ranks(ranks, plan, target)
+    if run_dir is not None:
+        _make_writable(run_dir)
     with tempfile.TemporaryDirectory(prefix="dsplan_") as folder:
         orders = Orders(
             config=None if script_config else config,
@@ -58,9 +61,12 @@ def launch(
             folder=folder,
             launcher_pid=os.getpid(),
         )
-        with _environment({VARIABLE: str(orders.write()), "OMP_NUM_THREADS": _threads(count)}):
-            outcome = run_until_done(count, ["-m", "dsplan.runtime.bootstrap", str(script), *script_args])
+        orders.write()
+        with _environment({VARIABLE: str(orders.path), "OMP_NUM_THREADS": _threads(count)}):
+            bootstrap = Path(__file__).with_name("bootstrap.py")
+            outcome = run_until_done(count, [str(bootstrap), str(script), *script_args])
         if not outcome.good:
+            end_leftovers(VARIABLE, str(orders.path))
             return _explain_failure(Path(folder), outcome)
         records = [_record(Path(folder), rank) for rank in range(count)]
     if predicted is None and plan:
@@ -76,7 +82,6 @@ def launch(
     }
     text = json.dumps(run, indent=1)
     path = (run_dir or Path(tempfile.mkdtemp(prefix="dsplan_run_"))) / "run.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", "utf-8")
     print(text if as_json else as_text((predicted or {}).get("memory"), ledgers), flush=True)
     print(f"dsplan: the run's record is {path}", file=sys.stderr, flush=True)
@@ -111,6 +116,16 @@ def _refuse(config: dict[str, Any], target: Path) -> None:
     if found:
         lines = "; ".join(f"{pointer.strip('/').replace('/', '.')}: {text}" for pointer, text in found)
         raise Problem(f"{target}: the native engine cannot carry this out: {lines}")
+
+
+def _make_writable(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = "is no folder" if run_dir.exists() else f"cannot be made ({error.strerror})"
+        raise Problem(f"{run_dir}: {what}, so run.json cannot be written there; name a folder with -o") from error
+    if not os.access(run_dir, os.W_OK | os.X_OK):
+        raise Problem(f"{run_dir}: run.json cannot be written there (no permission); name another folder with -o")
 
 
 def _settle_ranks(ranks: int | None, plan: PlanFile | None, target: Path) -> int:
@@ -173,7 +188,9 @@ def _explain_failure(folder: Path, outcome: Outcome) -> int:
         return exit_code
     if record["text"]:
         print(f"rank {first} failed:\n{record['text'].rstrip()}", file=sys.stderr)
-    print(f"dsplan: error: rank {first} ended with exit code {exit_code}", file=sys.stderr, flush=True)
+    others = " and ".join(f"rank {rank}" for rank in outcome.left)
+    after = f", after {others} had left with code 0; all ranks must make the same steps" if others else ""
+    print(f"dsplan: error: rank {first} ended with exit code {exit_code}{after}", file=sys.stderr, flush=True)
     return exit_code
 
 

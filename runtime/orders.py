@@ -24,10 +24,13 @@ class Orders:
     folder: str
     launcher_pid: int
 
-    def write(self) -> Path:
-        path = Path(self.folder) / "orders.json"
-        path.write_text(json.dumps(asdict(self)), "utf-8")
-        return path
+    @property
+    def path(self) -> Path:
+        """Its own for each launch."""
+        return Path(self.folder) / "orders.json"
+
+    def write(self) -> None:
+        self.path.write_text(json.dumps(asdict(self)), "utf-8")
 
 
 @functools.cache

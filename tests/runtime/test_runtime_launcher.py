@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -81,6 +83,42 @@ print(rank, __name__, sys.argv[1:], version("deepspeed"), deepspeed.__version__,
     assert "nothing was measured" in out
 
 
+def test_a_script_sees_what_plain_python_shows_it(launched, tmp_path, monkeypatch):
+    """Its annotations, __file__, argv[0] and module path; the folder it is started from shadows nothing."""
+    folder, elsewhere = tmp_path / "scripts", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    for name in ("json", "signal", "config_of_mine"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('a stray file of the working folder was imported')")
+    (folder / "config_of_mine.py").write_text("")
+    script = folder / "script.py"
+    script.write_text(
+        """
+import os, sys
+def noted(x: int): ...
+shown = [noted.__annotations__, __file__, sys.argv, [part for part in sys.path if "stand_in" not in part]]
+if "RANK" not in os.environ or os.environ["RANK"] == "0":
+    print(f"shown {shown}")
+import json, config_of_mine
+if "RANK" in os.environ:
+    import deepspeed, torch
+    deepspeed.initialize(model=torch.nn.Linear(2, 2), config={"train_batch_size": 2})
+"""
+    )
+    monkeypatch.chdir(elsewhere)
+    relative = Path("../scripts/script.py")
+    alone = subprocess.run([sys.executable, str(relative), "a"], capture_output=True, text=True, check=True).stdout
+    code, out, err = launched(write_config(tmp_path, {}), relative, "a", script_config=True)
+    assert code == 0, err
+    assert re.findall("shown.*", out) == re.findall("shown.*", alone)
+
+
+def test_a_folder_for_the_record_that_cannot_be_is_refused_before_any_rank_starts(tmp_path):
+    target, script = write_config(tmp_path, {"train_batch_size": 4}), write_script(tmp_path, "")
+    with pytest.raises(Problem, match="ds_config.json: is no folder, so run.json cannot be written there"):
+        launch(target, script, [], ranks=2, run_dir=target)
+
+
 def test_a_dead_rank_ends_the_launch_with_its_code_and_its_traceback(launched, tmp_path):
     body = """
 print("pids", os.getpid(), os.getppid(), flush=True)
@@ -108,6 +146,30 @@ def test_the_exit_code_is_that_of_the_first_rank_that_failed(launched, tmp_path,
     body = f"\nif rank == 1:\n    {death}\ntorch.distributed.barrier()\n"
     code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
     assert (code, told in err) == (expected, True), err
+
+
+def test_what_a_failed_rank_started_ends_with_the_launch(launched, tmp_path):
+    """In a session of its own, where no signal to the rank's group reaches it."""
+    body = """
+import subprocess
+if rank == 1:
+    child = subprocess.Popen(["sleep", "777"], start_new_session=True)
+    print("child", child.pid, flush=True)
+    raise ValueError
+torch.distributed.barrier()
+"""
+    code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
+    assert code == 1
+    assert not psutil.pid_exists(int(re.findall(r"child (\d+)", out)[0]))
+
+
+def test_a_rank_that_leaves_while_others_wait_is_named(launched, tmp_path):
+    body = "\nif rank == 1:\n    sys.exit(0)\nfor _ in range(9):\n    torch.distributed.barrier()\n"
+    code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
+    assert code == 1
+    assert err.endswith(
+        "rank 0 ended with exit code 1, after rank 1 had left with code 0; all ranks must make the same steps\n"
+    )
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT])
@@ -153,18 +215,18 @@ def test_what_the_engine_cannot_carry_out_is_refused_before_any_rank_starts(tmp_
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"layout": {"dp_shard": 4}}, "plan for dp 4 = 4 ranks, but 2 would be started"),
-        ({"layout": {"dp_shard": 1, "tp": 2}}, "tp is 2, but the native engine carries out tp 1 only"),
+        ({"dp_shard": 4}, "plan for dp 4 = 4 ranks, but 2 would be started"),
+        ({"tp": 2, "dp_shard": 1}, "tp is 2, but the native engine carries out tp 1 only"),
         ({"engine": "deepspeed"}, "is a plan for engine deepspeed"),
     ],
 )
 def test_a_plan_that_cannot_be_run_as_it_is_is_refused(tmp_path, changes, why):
     plan = {
         "version": 1,
-        "model": {},
+        "model": {"source": "model.py", "params": 10, "shapes_sha256": ""},
         "cluster": {},
         "engine": "native",
-        "layout": {"dp_shard": 2},
+        "layout": {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "pp": 1, "sp": 1},
         "zero_stage": 2,
         "precision": "bf16",
         "micro_batch": 1,
@@ -174,6 +236,8 @@ def test_a_plan_that_cannot_be_run_as_it_is_is_refused(tmp_path, changes, why):
         "ds_config": {},
         "predicted": {},
     }
-    target = write_config(tmp_path, {**plan, **changes})
+    for key, value in changes.items():
+        (plan if key in plan else plan["layout"])[key] = value
+    target = write_config(tmp_path, plan)
     with pytest.raises(Problem, match=why):
         launch(target, write_script(tmp_path, ""), [], ranks=2)
