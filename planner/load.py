@@ -93,7 +93,7 @@ def told_apart(model: str) -> tuple[Kind, Path, str | None]:
         raise Problem("MODEL is empty; give a model file, a training script or a HF config.json")
     text, colon, name = model.rpartition(":") if ".py:" in model else (model, "", "")
     if colon and not name.strip():
-        raise Problem(f"{model}: no name after the colon; write {text}:NAME, or {text} for its build_model()")
+        raise Problem(f"{model} names nothing after the colon; write {text}:NAME, or {text} for its build_model()")
     path = Path(text)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -356,7 +356,7 @@ def test_an_empty_name(write, model):
     assert message.startswith(
         "MODEL is empty; give a model file"
         if not model.strip()
-        else f"{model}: no name after the colon; write model.py:"
+        else f"{model} names nothing after the colon; write model.py:"
     )
 
 
