@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from dsplan.planner.rules import RULES, Hit, Rule, run
 from dsplan.planner.rules.fit import Fit
-from dsplan.planner.rules.known_keys import lookup, members, schema
+from dsplan.planner.rules.known_keys import members
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
 from dsplan.schemas.finding import FileFindings, Finding, Reader, SkippedRule, Span
 from dsplan.schemas.jsonfile import decode, read_document, read_text
+from dsplan.schemas.known_keys import lookup, schema
 from dsplan.schemas.positions import Document, SyntaxProblem, steps
 from dsplan.schemas.problem import Problem
 

@@ -16,10 +16,10 @@ from dsplan.runtime.meter import Meter
 from dsplan.runtime.optimizers import Renaming, build_optimizer
 from dsplan.runtime.orders import current_orders, lay_over
 from dsplan.runtime.recompute import apply_recompute
+from dsplan.runtime.refusals import REDUCE_TYPES, judge_whole
 from dsplan.runtime.schedules import build_schedule, is_schedule
 from dsplan.runtime.zero import shard
-from dsplan.schemas import native_support
-from dsplan.schemas.config import Batch, DsConfig, read_config, resolve_batch
+from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.problem import Problem
 from torch import nn
@@ -54,7 +54,12 @@ def initialize(
         raise Problem(f"initialize needs a torch module as model, but got {type(model).__name__}")
     given = list(model_parameters) if model_parameters is not None else None  # a generator ends with the old parameters
     init_distributed()
-    ds_config, batch = _settle_config(config if config is not None else config_params, args)
+    ds_config, batch = _settle_config(
+        config if config is not None else config_params,
+        args,
+        has_optimizer=optimizer is not None,
+        has_scheduler=lr_scheduler is not None,
+    )
     if mpu is not None or mesh_param is not None:
         raise Problem("mpu and mesh_param are not carried out by the native engine; leave them out")
     _refuse_sparse_gradients(model)
@@ -113,7 +118,7 @@ def _refuse_sparse_gradients(model: nn.Module) -> None:
             )
 
 
-def _settle_config(given: Any, args: Any) -> tuple[DsConfig, Batch]:
+def _settle_config(given: Any, args: Any, *, has_optimizer: bool, has_scheduler: bool) -> tuple[DsConfig, Batch]:
     """The script's config under the launch's orders, every value checked and the batch equation solved."""
     if given is None:
         given = getattr(args, "deepspeed_config", None)
@@ -122,32 +127,20 @@ def _settle_config(given: Any, args: Any) -> tuple[DsConfig, Batch]:
     if given is None and ordered is None:
         raise Problem("initialize needs a config: pass config= (a path or a dict), or args with deepspeed_config")
     raw, source = _read(given) if given is not None else ({}, "config")
+    changes: list[str] = []
     if orders is not None and ordered is not None:
         raw, changes = lay_over(raw, ordered)
         source = orders.source
-        for change in changes if given is not None else ():
-            note(f"{orders.source} over the script's config: {change}")
-    ds_config = read_config(raw, source)
-    found = native_support.reasons(raw)
-    refusals = [f"{pointer.strip('/').replace('/', '.')}: {text}" for pointer, level, text in found if level == "error"]
-    if refusals:
-        raise Problem(f"{source}: the native engine cannot carry this out: " + "; ".join(refusals))
-    for pointer, _, text in found:
-        note(f"{source}: {pointer.strip('/').replace('/', '.')}: {text}")
-
-    def known(value: int | str | None) -> int | None:
-        return value if isinstance(value, int) else None
-
-    try:
-        batch = resolve_batch(
-            known(ds_config.train_batch_size),
-            known(ds_config.micro_batch),
-            known(ds_config.accumulation),
-            dist.get_world_size(),
-        )
-    except ValueError as error:
-        raise Problem(f"{source}: {error}") from error
-    return ds_config, batch
+    verdict, batch = judge_whole(
+        raw, source, dp=dist.get_world_size(), has_optimizer=has_optimizer, has_scheduler=has_scheduler
+    )
+    for change in changes if given is not None else ():
+        key = change.split(" ")[0]
+        if not any(key == name or key.startswith(f"{name}.") for name in verdict.without_effect):
+            note(f"{source} over the script's config: {change}")
+    for warning in verdict.warnings:
+        note(f"{source}: {warning}")
+    return verdict.accepted(), batch
 
 
 def _read(given: Any) -> tuple[dict[str, Any], str]:
@@ -161,11 +154,9 @@ def _read(given: Any) -> tuple[dict[str, Any], str]:
 def _reduce_dtype(raw: Mapping[str, Any], compute_dtype: torch.dtype) -> torch.dtype | None:
     """None: the compute dtype. communication_data_type names another."""
     wanted = raw.get("communication_data_type")
-    if not isinstance(wanted, str):
+    if not isinstance(wanted, str) or wanted == "auto":
         return None
-    dtype = DTYPES.get({"bfp16": "bf16"}.get(wanted.lower(), wanted.lower()))
-    if dtype is None:
-        raise Problem(f"communication_data_type is {wanted!r}, but must be one of {', '.join(DTYPES)}")
+    dtype = DTYPES[REDUCE_TYPES[wanted.lower()]]
     return None if dtype is compute_dtype else dtype
 
 

@@ -16,7 +16,6 @@ from dsplan.reports.run_table import as_text
 from dsplan.runtime.agent import Outcome, run_until_done
 from dsplan.runtime.leftovers import end_leftovers
 from dsplan.runtime.orders import VARIABLE, Orders
-from dsplan.schemas import native_support
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import PlanFile
@@ -49,7 +48,9 @@ def launch(
     if not script.is_file():
         raise Problem(f"{script}: no such script")
     if not script_config:
-        _refuse(config, target)
+        from dsplan.runtime.refusals import judge  # with torch, and so after what is quick to say
+
+        judge(config, str(target), whole=False).accepted()
     count = _settle_ranks(ranks, plan, target)
     if run_dir is not None:
         _make_writable(run_dir)
@@ -109,13 +110,6 @@ def _plan(raw: dict[str, Any], target: Path) -> PlanFile | None:
             f"{target}: dp {layout.dp_replicate} x {layout.dp_shard} (hybrid sharding) is not carried out yet"
         )
     return plan
-
-
-def _refuse(config: dict[str, Any], target: Path) -> None:
-    found = [(pointer, text) for pointer, level, text in native_support.reasons(config) if level == "error"]
-    if found:
-        lines = "; ".join(f"{pointer.strip('/').replace('/', '.')}: {text}" for pointer, text in found)
-        raise Problem(f"{target}: the native engine cannot carry this out: {lines}")
 
 
 def _make_writable(run_dir: Path) -> None:

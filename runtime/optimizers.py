@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from dsplan.schemas import native_support
 from dsplan.schemas.config import Named
 from dsplan.schemas.problem import Problem
 from torch import nn
@@ -140,6 +142,25 @@ def torch_optimizer(named: Named) -> tuple[type[Optimizer], dict[str, Any]]:
         if "foreach" not in options:
             options["fused"] = True
     return getattr(torch.optim, BY_TORCH_NAME[kind]), _plain(options)
+
+
+def wrong_options(named: Named) -> list[str]:
+    """What the optimizer does not take: every unknown name, else the first wrong value. Nothing where its type is unknown."""
+    try:
+        kind, options = torch_optimizer(named)
+    except Problem:  # the type or an option is not carried out: native_support says so
+        return []
+    options = {key: value for key, value in options.items() if value != "auto"}
+    known = inspect.signature(kind).parameters
+    unknown = [key for key in options if key not in known or key == "params"]
+    unknown = [key for key in unknown if f"optimizer.params.{key}" not in native_support.KEYS]
+    if unknown:
+        return [f"{named.type} does not take {', '.join(unknown)}"]
+    try:
+        kind([nn.Parameter(torch.zeros(1))], **{key: value for key, value in options.items() if key in known})
+    except (TypeError, ValueError, RuntimeError) as error:
+        return [f"{named.type} does not take these ({error})"]
+    return []
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ first two steps run at its start.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,11 +50,7 @@ class Schedule:
 
 def build_schedule(named: Named, optimizer: Optimizer) -> Schedule:
     """The schedule that the JSON names, bound to the optimizer. Problem for an unknown name or parameter."""
-    makers: dict[str, Callable[..., Callable[[int], list[float]]]] = {
-        "WarmupLR": _warmup,
-        "WarmupDecayLR": _warmup_decay,
-        "WarmupCosineLR": _warmup_cosine,
-    }
+    makers = _makers()
     if named.type not in makers:
         raise Problem(f"scheduler.type {named.type} is not carried out by the native engine; use {', '.join(makers)}")
     params = dict(named.params)
@@ -64,6 +61,23 @@ def build_schedule(named: Named, optimizer: Optimizer) -> Schedule:
         )
     except TypeError as error:
         raise Problem(f"scheduler.params: {named.type} does not take these ({error})") from error
+
+
+def wrong_params(named: Named, *, whole: bool) -> list[str]:
+    """Every parameter that the schedule does not take and, where params is whole, that it lacks."""
+    maker = _makers().get(named.type)
+    if maker is None:  # native_support says so
+        return []
+    known = dict(inspect.signature(maker).parameters)
+    del known["lrs"]
+    unknown = [key for key in named.params if key not in known and key != "last_batch_iteration"]
+    absent = [key for key, value in known.items() if value.default is value.empty and key not in named.params]
+    found = [f"{named.type} does not take {', '.join(unknown)}"] if unknown else []
+    return found + ([f"{named.type} needs {', '.join(absent)}"] if absent and whole else [])
+
+
+def _makers() -> dict[str, Callable[..., Callable[[int], list[float]]]]:
+    return {"WarmupLR": _warmup, "WarmupDecayLR": _warmup_decay, "WarmupCosineLR": _warmup_cosine}
 
 
 Lrs = list[float]

@@ -1,6 +1,6 @@
 """What the native engine makes of each key of a DeepSpeed JSON: carried out, without effect, or refused.
 
-The table holds what is not carried out; a key that it does not name is carried out, or unknown and lint's affair.
+The table holds what is not carried out; a key that it does not name is carried out, or unknown (known_keys.py).
 Keys and defaults: DeepSpeed 0.19.8.
 """
 

@@ -1,12 +1,4 @@
-"""The keys that DeepSpeed knows, read from schemas/ds_config.schema.json. No rule keeps a list of its own.
-
-Beside the standard keywords that file has: x-unknown (what a block does with a member that it does not know: refused,
-ignored, or passed on as an argument), x-late (an untyped key whose wrong value raises later), x-auto (who fills "auto"),
-x-auto-decides (a wrong guess changes what is trained), x-stages (ZeRO stages that read the key), x-dead (nothing reads
-it), x-unread (a name that people write and DeepSpeed never had), x-use (what to write instead), x-removed, x-alias-of,
-x-any-case, x-exact (2.0 is no integer here), x-names, x-takes and x-needs (types and their arguments), x-absent (what
-holds where the key is absent), x-known-as, x-near (how bad a misspelt member is).
-"""
+"""Every member of a configuration that is linted, beside what schemas/known_keys.py says of its key."""
 
 from __future__ import annotations
 
@@ -14,47 +6,10 @@ import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
+from dsplan.schemas.known_keys import Node, child, lookup, resolved, schema
 from dsplan.schemas.positions import Document, escape, steps
-
-Node = dict[str, Any]
-
-
-@functools.cache
-def schema() -> Node:
-    text = resources.files("dsplan.schemas").joinpath("ds_config.schema.json").read_text("utf-8")
-    loaded: Node = json.loads(text)
-    return loaded
-
-
-def resolved(node: Node) -> Node:
-    """The node with what its $ref names laid under it."""
-    if "$ref" not in node:
-        return node
-    target: Any = schema()
-    for step in node["$ref"].lstrip("#/").split("/"):
-        target = target[step]
-    return {**resolved(target), **node}
-
-
-def child(block: Node | None, name: str) -> Node | None:
-    """What the schema says of that member; None where it does not know it."""
-    if block is None:
-        return None
-    found = block.get("properties", {}).get(name)
-    if found is None and isinstance(block.get("additionalProperties"), dict):
-        found = block["additionalProperties"]
-    return resolved(found) if found is not None else None
-
-
-def lookup(pointer: str) -> Node | None:
-    """The node of a pointer into a configuration."""
-    node: Node | None = schema()
-    for step in steps(pointer):
-        node = resolved(node["items"]) if node and "items" in node else child(node, step)
-    return node
 
 
 @functools.cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dsplan.planner.rules.known_keys import lookup
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.structure import one_of
+from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, escape, shape
 
 TYPE, PARAMS = "/optimizer/type", "/optimizer/params"

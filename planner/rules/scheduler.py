@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsplan.planner.rules.known_keys import lookup
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.optimizer import names, params, unknown_arguments
 from dsplan.planner.rules.structure import one_of
+from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, escape, shape
 
 TYPE, PARAMS = "/scheduler/type", "/scheduler/params"

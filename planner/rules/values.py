@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dsplan.planner.rules.known_keys import Member, Node, shadowed
+from dsplan.planner.rules.known_keys import Member, shadowed
+from dsplan.schemas.known_keys import Node
 from dsplan.schemas.positions import Document, shape
 
 Kind = Literal["swallowed", "auto", "flag", "text-for-boolean", "type", "range"]

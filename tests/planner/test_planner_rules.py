@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from dsplan.planner.fixing import fix_text
 from dsplan.planner.rules import RULES, Rule
-from dsplan.planner.rules.known_keys import lookup
 from dsplan.reports import rule_page
+from dsplan.schemas.known_keys import lookup
 from rule_examples import linted
 
 EVERY = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)

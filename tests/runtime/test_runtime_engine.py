@@ -114,6 +114,46 @@ def test_every_key_that_is_not_carried_out_is_refused_at_once():
     [message] = run_ranks(1, refusals)
     assert "zero_optimization.offload_optimizer" in message
     assert "optimizer.type: OneBitAdam" in message
+    assert "train_batch_size is 2, but micro_batch 2 x accumulation 3 x dp 1 = 6" in message
+    assert "scheduler.params: WarmupDecayLR needs total_num_steps" in message
+
+
+def test_zero_without_an_optimizer_is_refused_where_deepspeed_does():
+    assert run_ranks(1, without_optimizer) == [[None, 1, 2, None]]
+
+
+def without_optimizer():
+    import torch
+    from dsplan.runtime import initialize
+    from dsplan.schemas.problem import Problem
+
+    refused = []
+    for zero_stage in range(4):
+        try:
+            engine, optimizer, _, _ = initialize(
+                model=torch.nn.Linear(4, 3), config={"train_batch_size": 1, "zero_optimization": {"stage": zero_stage}}
+            )
+            assert optimizer is None
+            engine(torch.ones(1, 4))
+            refused.append(None)
+        except Problem as problem:
+            assert f"zero stage {zero_stage} requires an optimizer" in str(problem)
+            refused.append(zero_stage)
+    return refused
+
+
+def test_what_the_file_says_of_an_optimizer_that_the_script_brings_does_not_count():
+    assert run_ranks(1, with_own_optimizer) == [True]
+
+
+def with_own_optimizer():
+    import torch
+    from dsplan.runtime import initialize
+
+    model = torch.nn.Linear(4, 3)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"train_batch_size": 1, "optimizer": {"type": "Lamb", "params": {"max_coeff": 1.0}}}
+    return initialize(model=model, optimizer=own, config=config)[1] is own
 
 
 def refusals():
@@ -123,8 +163,11 @@ def refusals():
 
     config = {
         "train_batch_size": 2,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 3,
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "optimizer": {"type": "OneBitAdam"},
+        "scheduler": {"type": "WarmupDecayLR"},
     }
     with pytest.raises(Problem) as caught:
         initialize(model=torch.nn.Linear(4, 3), config=config)

@@ -206,10 +206,58 @@ def test_strict_refuses_a_script_that_feeds_another_batch(launched, tmp_path):
     assert "feeds 3 samples per rank and micro-batch, but the config says 2: the global batch is 6" in err
 
 
-def test_what_the_engine_cannot_carry_out_is_refused_before_any_rank_starts(tmp_path):
-    config = {"train_batch_size": 4, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
-    with pytest.raises(Problem, match=r"zero_optimization\.offload_param"):
+@pytest.mark.parametrize(
+    ("config", "reasons"),
+    [
+        (
+            {
+                "zero_optimization": {"stage": 7, "offload_param": {"device": "cpu"}},
+                "gradient_accumulation_steps": 0,
+                "optimizer": {"type": "Lamb"},
+                "scheduler": {"type": "OneCycle"},
+            },
+            [
+                "zero_optimization.stage is 7, but must be 0 to 3",
+                "gradient_accumulation_steps is 0, but must be",
+                "zero_optimization.offload_param: ",
+                "optimizer.type: Lamb is not carried out",
+                "scheduler.type: OneCycle is not carried out",
+            ],
+        ),
+        (
+            {
+                "communication_data_type": "int8",
+                "optimizer": {"type": "AdamW", "params": {"lr": "auto", "beta1": 0.9, "beta2": 0.95}},
+                "scheduler": {"type": "WarmupDecayLR", "params": {"foo": 1}},
+                "fp16": {"enable": True},
+            },
+            [
+                "communication_data_type is 'int8', but must be one of fp32, fp16, bf16",
+                "optimizer.params: AdamW does not take beta1, beta2",
+                "scheduler.params: WarmupDecayLR does not take foo",
+                'fp16.enable: not a key of DeepSpeed, which it refuses; did you mean "enabled"?',
+            ],
+        ),
+    ],
+)
+def test_all_that_the_engine_cannot_carry_out_is_said_at_once_before_any_rank_starts(tmp_path, config, reasons):
+    """total_num_steps may still come from the script, and so is not missed here."""
+    with pytest.raises(Problem) as caught:
         launch(write_config(tmp_path, config), write_script(tmp_path, ""), [], ranks=2)
+    said = str(caught.value)
+    assert [reason for reason in reasons if reason not in said] == []
+    assert said.count("; ") == len(reasons) - 1 + said.count("; use ") + said.count("; remove ") + said.count("; did ")
+
+
+def test_keys_that_deepspeed_does_not_know_are_told_and_not_counted_as_applied(launched, tmp_path):
+    target = write_config(tmp_path, {"zero_optimisation": {"stage": 3}, "zero_optimization": {"stage": 1}, "mine": 1})
+    code, out, err = launched(target, write_script(tmp_path, ""))
+    assert code == 0, err
+    assert [line.removeprefix(f"dsplan: {target}") for line in err.splitlines() if str(target) in line] == [
+        " over the script's config: zero_optimization.stage absent -> 1",
+        ': zero_optimisation: not a key of DeepSpeed, has no effect; did you mean "zero_optimization"?',
+        ": mine: not a key of DeepSpeed, has no effect",
+    ]
 
 
 @pytest.mark.parametrize(
