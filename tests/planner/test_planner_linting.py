@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -208,10 +209,10 @@ def mutated(draw: st.DrawFn) -> str:
                 block[draw(st.text(max_size=8)) + key[1:]] = block.pop(key)
             elif action == "add":
                 block[draw(st.sampled_from(["lr", "stage", "/", "~", "cpu_offload", "bfloat16", "amp", "type"]))] = (
-                    draw(st.sampled_from(SCRAPS))
+                    copy.deepcopy(draw(st.sampled_from(SCRAPS)))
                 )
             else:
-                block[key] = draw(st.sampled_from(SCRAPS))
+                block[key] = copy.deepcopy(draw(st.sampled_from(SCRAPS)))
             break
     text = json.dumps(config, indent=draw(st.sampled_from([None, 2])))
     if draw(st.booleans()):

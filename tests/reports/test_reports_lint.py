@@ -50,7 +50,7 @@ def test_text_has_place_snippet_caret_and_count() -> None:
         "  |",
         '3 |   "zero_optimisation": {"stage": 1}',
         '  |   ^~~~~~~~~~~~~~~~~~~ write "zero_optimization"',
-        "1 error in 1 file, read as DeepSpeed 0.19.8 reads it (3 rules skipped: pass --cluster)",
+        "1 error in 1 file, read as DeepSpeed 0.19.8 reads it (3 rules skipped: pass --cluster; 2 rules skipped: pass --model)",
     ]
 
 
