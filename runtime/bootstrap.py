@@ -35,14 +35,14 @@ def main() -> None:
         _run_script(script, arguments)
         _finish(orders, script)
     except Problem as problem:
-        _record_failure(orders, str(problem), refused=True)
+        _record_refusal(orders, problem)
         sys.exit(REFUSED)
     except SystemExit as stop:
         if stop.code in (None, 0):
             try:
                 _finish(orders, script)
             except Problem as problem:
-                _record_failure(orders, str(problem), refused=True)
+                _record_refusal(orders, problem)
                 sys.exit(REFUSED)
         else:
             _record_failure(orders, "", refused=False)  # what there is to say the script has said
@@ -92,8 +92,12 @@ def _finish(orders: Orders, script: str) -> None:
         dist.destroy_process_group()
 
 
-def _record_failure(orders: Orders, text: str, *, refused: bool) -> None:
-    record = {"time": time.time(), "text": text, "refused": refused}
+def _record_refusal(orders: Orders, problem: Problem) -> None:
+    _record_failure(orders, str(problem), refused=True, cause=problem.user_traceback or "")
+
+
+def _record_failure(orders: Orders, text: str, *, refused: bool, cause: str = "") -> None:
+    record = {"time": time.time(), "text": text, "refused": refused, "cause": cause}
     path = Path(orders.folder) / f"failure_{os.environ.get('RANK', '0')}.json"
     path.write_text(json.dumps(record), "utf-8")
 

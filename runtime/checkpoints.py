@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.groups import note
+from dsplan.runtime.state_dicts import own_use
 from dsplan.schemas.problem import Problem
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -93,7 +94,8 @@ def save_whole_model(engine: Engine, path: Path) -> None:
     """One file with every parameter and buffer whole, in the compute dtype: safetensors by that suffix, else torch.save."""
     engine.drop_gathered()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole: dict[str, Any] = get_model_state_dict(engine.module, options=options)  # filled on rank 0 alone
+    with own_use():
+        whole: dict[str, Any] = get_model_state_dict(engine.module, options=options)  # filled on rank 0 alone
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         low = {
@@ -113,7 +115,8 @@ def _tensors(engine: Engine, *, with_optimizer: bool) -> dict[str, torch.Tensor]
     """Every tensor under the one name that it has in any run: DCP reads and writes them in place."""
     engine.drop_gathered()
     module = engine.module
-    persistent = module.state_dict().keys()
+    with own_use():
+        persistent = module.state_dict().keys()
     tensors = {f"model.{name}": _storable(parameter) for name, parameter in engine.masters().items()}
     tensors |= {f"model.{name}": _storable(buffer) for name, buffer in module.named_buffers() if name in persistent}
     if with_optimizer and engine.optimizer is not None:

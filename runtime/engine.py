@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ class Engine(nn.Module):
             self.observer.step_begins()
         self._sharded.drop_gathered()
         if self._update():
-            self.optimizer.step()
+            self._step_optimizer(self.optimizer)
             if self.lr_scheduler is not None:
                 self.lr_scheduler.step(**(lr_kwargs or {}))
         else:
@@ -141,6 +142,20 @@ class Engine(nn.Module):
         self.global_steps += 1
         if self.observer is not None:
             self.observer.step_ends()
+
+    def _step_optimizer(self, optimizer: Optimizer) -> None:
+        """Problem where the first step fails: an optimizer that is made for whole tensors, perhaps."""
+        try:
+            optimizer.step()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            if self.global_steps > self.skipped_steps:
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            raise Problem(
+                f"the first step of optimizer {type(optimizer).__name__} failed ({type(error).__name__}: {reason}); it steps "
+                "over shards (DTensors), so it must work element by element, as AdamW and SGD do",
+                user_traceback="".join(traceback.format_exception(error)),
+            ) from error
 
     def _update(self) -> bool:
         """Unscale and clip the gradients; False where they are not finite, on every rank alike."""

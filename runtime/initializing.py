@@ -23,6 +23,7 @@ from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.problem import Problem
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -62,6 +63,7 @@ def initialize(
     )
     if mpu is not None or mesh_param is not None:
         raise Problem("mpu and mesh_param are not carried out by the native engine; leave them out")
+    _refuse_sharded(model)
     _refuse_sparse_gradients(model)
     refuse_unequal_models(model)
 
@@ -108,6 +110,14 @@ def add_config_arguments(parser: Any) -> Any:
     group.add_argument("--deepspeed", default=False, action="store_true")
     group.add_argument("--deepspeed_config", default=None, type=str)
     return parser
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    if any(isinstance(module, (FSDPModule, Engine)) for module in model.modules()):
+        raise Problem(
+            f"this {type(model).__name__} is sharded already, by an earlier initialize or by FSDP; call initialize once, with "
+            "the plain model"
+        )
 
 
 def _refuse_sparse_gradients(model: nn.Module) -> None:

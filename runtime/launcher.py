@@ -178,6 +178,8 @@ def _explain_failure(folder: Path, outcome: Outcome) -> int:
         return 128 - exit_code
     record = told.get(first, {"text": "", "refused": False})
     if record["refused"]:
+        if record["cause"]:
+            print(f"rank {first} failed:\n{record['cause'].rstrip()}", file=sys.stderr)
         print(f"dsplan: error: {record['text']}", file=sys.stderr, flush=True)
         return exit_code
     if record["text"]:

@@ -17,6 +17,7 @@ from dsplan.runtime.agreement import take_from_first_rank
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.groups import own_device
 from dsplan.runtime.scalars import Scalars
+from dsplan.runtime.state_dicts import accept_and_give_plain
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -96,6 +97,7 @@ def shard(
                 parameter.data = parameter.data.new_empty(0)
         assert isinstance(module, FSDPModule)
         units.append(module)
+    accept_and_give_plain(model, zero_stage)
     return Sharded(model, tuple(units), zero_stage, Scalars(scalars, mesh))
 
 

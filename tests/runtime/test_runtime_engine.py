@@ -142,6 +142,42 @@ def without_optimizer():
     return refused
 
 
+def test_what_cannot_be_sharded_or_stepped_is_one_line():
+    twice, engine, adafactor = run_ranks(2, refused_at_once)[0]
+    for message in (twice, engine):
+        assert message.endswith(
+            "is sharded already, by an earlier initialize or by FSDP; call initialize once, with the plain model"
+        )
+    assert adafactor.startswith("the first step of optimizer Whole failed (RuntimeError: ")
+
+
+def refused_at_once():
+    import torch
+    from dsplan.runtime import initialize
+    from dsplan.schemas.problem import Problem
+
+    class Whole(torch.optim.SGD):
+        """Needs the whole matrix in plain tensors, and mixes them with the shards."""
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.add_(torch.ones(parameter.shape))
+
+    config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}}
+    model = torch.nn.Linear(4, 3)
+    engine, _, _, _ = initialize(model=model, optimizer=Whole(model.parameters(), lr=0.1), config=config)
+    messages = []
+    for given in (model, engine):
+        with pytest.raises(Problem) as caught:
+            initialize(model=given, config=config)
+        messages.append(str(caught.value))
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    with pytest.raises(Problem) as caught:
+        engine.step()
+    return [*messages, str(caught.value)]
+
+
 def test_what_the_file_says_of_an_optimizer_that_the_script_brings_does_not_count():
     assert run_ranks(1, with_own_optimizer) == [True]
 
