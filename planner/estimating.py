@@ -23,6 +23,7 @@ from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
+from dsplan.schemas.units import PRECISION_BYTES
 
 Progress = Callable[[str], None]
 
@@ -102,6 +103,13 @@ def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[st
     notes = [*subject.notes, *traced.notes]
     if all(plan.layout.tp == 1 for plan in plans):
         notes = [note for note in notes if not note.startswith("tensor parallel")]
+    width = PRECISION_BYTES[traced.precision]
+    odd = [param for unit in traced.units for param in unit.params if param.dtype_bytes != width]
+    if odd:
+        notes.append(
+            f"{len(odd)} of the parameters, such as {odd[0].name}, hold no floats: the formula counts their elements as those of the "
+            "others; --rehearse counts their bytes"
+        )
     said = (subject.config or {}).get("train_batch_size")
     if subject.micro_batch and isinstance(said, int):
         real = next((plan.global_batch for plan in plans if plan.global_batch != said), None)

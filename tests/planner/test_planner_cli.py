@@ -384,3 +384,17 @@ def test_an_assertion_on_what_is_not_known_is_refused() -> None:
         2,
         True,
     )
+
+
+def test_parameters_that_are_no_floats_are_named(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 4)\n"
+        "        self.table = torch.nn.Parameter(torch.zeros(8, dtype=torch.int8), requires_grad=False)\n"
+        "def build_model():\n    return Net()\n"
+        "def sample_batch(micro_batch, seq_len=None):\n    return (torch.zeros(micro_batch, 4),)\n"
+    )
+    assert "1 of the parameters, such as table, hold no floats" in dsplan("estimate", str(model), "--zero", "1").err
