@@ -5,15 +5,33 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from dsplan.planner.options import (
+    SCRIPT_ARGUMENTS,
+    ArgsOption,
+    ClusterOption,
+    EngineChoice,
+    EngineName,
+    EstimateFormat,
+    FailOn,
+    LintFormat,
+    Objective,
+    OffloadName,
+    ReaderName,
+    RecomputeName,
+    SetOption,
+    TextOrJson,
+    WorldSizeOption,
+    cluster_of,
+    flags_of,
+    ids_of,
+    sets_of,
+    this_machine,
+)
 from dsplan.schemas.problem import Problem
-
-if TYPE_CHECKING:
-    from dsplan.schemas.cluster import Cluster
 
 CLEAN, FOUND, COULD_NOT_RUN = 0, 1, 2
 
@@ -32,91 +50,15 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 """Click's, from wherever typer has it: its own copy, or the package."""
 
 
-class LintFormat(str, Enum):
-    text = "text"
-    json = "json"
-    github = "github"
-
-
-class EstimateFormat(str, Enum):
-    text = "text"
-    json = "json"
-    markdown = "markdown"
-
-
-class TextOrJson(str, Enum):
-    text = "text"
-    json = "json"
-
-
-class ReaderName(str, Enum):
-    auto = "auto"
-    deepspeed = "deepspeed"
-    trainer = "trainer"
-    accelerate = "accelerate"
-
-
-class EngineName(str, Enum):
-    native = "native"
-    deepspeed = "deepspeed"
-
-
-class EngineChoice(str, Enum):
-    native = "native"
-    deepspeed = "deepspeed"
-    both = "both"
-
-
-class FailOn(str, Enum):
-    error = "error"
-    warning = "warning"
-
-
-class RecomputeName(str, Enum):
-    none = "none"
-    full = "full"
-    selective = "selective"
-
-
-class OffloadName(str, Enum):
-    none = "none"
-    optimizer = "optimizer"
-    param = "param"
-
-
-class Objective(str, Enum):
-    throughput = "throughput"
-    memory = "memory"
-
-
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        help="8xH100-80GB; 4x8xA100-80GB (nodes x GPUs x kind); 8 (of unknown kind); a .json file; local.",
-    ),
-]
-WorldSizeOption = Annotated[int | None, typer.Option("--world-size", min=1, help="Short for --cluster N.")]
-ArgsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--args", help="HF TrainingArguments, Accelerate, axolotl or LLaMA-Factory file that fills values in."
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE"),
-]
-SCRIPT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": False}
-
-
 @app.command()
 def lint(
     files: Annotated[list[str] | None, typer.Argument(help="Configs, or folders of them; - is stdin.")] = None,
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
     reader: Annotated[ReaderName, typer.Option("--for", help="Who will read the file.")] = ReaderName.auto,
-    engine: Annotated[EngineChoice, typer.Option("--engine", help="Which engine will run it.")] = EngineChoice.deepspeed,
+    engine: Annotated[
+        EngineChoice, typer.Option("--engine", help="Which engine will run it.")
+    ] = EngineChoice.deepspeed,
     args: ArgsOption = None,
     model: Annotated[
         str | None, typer.Option("--model", help="MODEL: check also that it fits (with --cluster).")
@@ -133,15 +75,15 @@ def lint(
     """Is this DeepSpeed configuration right? Exit 0 clean, 1 findings, 2 could not run."""
     from dsplan.planner import fixing, linting
 
-    chosen = _cluster(cluster, world_size)
+    chosen = cluster_of(cluster, world_size)
     how: dict[str, Any] = {
         "cluster": chosen,
         "reader": reader.value,
         "engine": engine.value,
         "args": args,
         "model": model,
-        "select": _ids(select),
-        "ignore": _ids(ignore),
+        "select": ids_of(select),
+        "ignore": ids_of(ignore),
     }
     found = linting.lint(files or ["."], **how)
     if diff:
@@ -207,8 +149,8 @@ def estimate(
     from dsplan.planner.asserting import holds, parse_assertion
 
     assertion = parse_assertion(expression) if expression is not None else None
-    flags = _flags(zero, precision, tp, pp, micro_batch, accumulation, seq_len, recompute, offload, optimizer)
-    chosen = _cluster(cluster, world_size) or _local_cluster()
+    flags = flags_of(zero, precision, tp, pp, micro_batch, accumulation, seq_len, recompute, offload, optimizer)
+    chosen = cluster_of(cluster, world_size) or this_machine()
     engines: tuple[Any, ...] = (
         ("native", "deepspeed") if engine is EngineChoice.both else (engine.value if engine else None,)
     )
@@ -225,7 +167,7 @@ def estimate(
                 config=config,
                 args=args,
                 flags=replace(flags, engine=name),
-                sets=_sets(sets),
+                sets=sets_of(sets),
                 script_args=context.args,
                 rehearse=rehearse,
                 show=None if everything or format is EstimateFormat.json else estimate_table.MOST_ROWS,
@@ -275,7 +217,7 @@ def tune(
     format: Annotated[TextOrJson, typer.Option("--format")] = TextOrJson.text,
 ) -> None:
     """Which configuration is best? Writes plan.json and ds_config.json. Exit 1 where nothing fits."""
-    chosen = _cluster(cluster, world_size)
+    chosen = cluster_of(cluster, world_size)
     if chosen is None:
         raise Problem("tune needs --cluster, for example --cluster 8xH100-80GB")
     with _progress() as progress:
@@ -292,7 +234,7 @@ def tune(
             trials=trials,
             engine=engine.value if engine else "native",
             seq_len=seq_len,
-            sets=_sets(sets),
+            sets=sets_of(sets),
             script_args=context.args,
             progress=progress,
         )
@@ -433,88 +375,6 @@ def _error(text: str) -> None:
 
 def _note(text: str) -> None:
     typer.echo(f"dsplan: note: {text}", err=True)
-
-
-def _cluster(cluster: str | None, world_size: int | None) -> Cluster | None:
-    if cluster is not None and world_size is not None:
-        raise Problem("--cluster and --world-size say the same; give one of them")
-    if cluster is None and world_size is None:
-        return None
-    if cluster is not None and cluster.strip() == "local":
-        return _local_cluster()
-    from dsplan.schemas.cluster import parse_cluster
-
-    return parse_cluster(cluster if cluster is not None else str(world_size))
-
-
-def _local_cluster() -> Cluster:
-    from dsplan.planner.machine import local_cluster
-
-    return local_cluster()
-
-
-def _ids(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
-
-
-def _sets(pairs: list[str] | None) -> dict[str, str]:
-    sets: dict[str, str] = {}
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise Problem(f"--set {pair} cannot be read; write --set name=value")
-        if name in sets:
-            raise Problem(f"--set {name} is given twice ({sets[name]} and {value}); keep one")
-        sets[name] = value
-    return sets
-
-
-def _flags(
-    zero: str | None,
-    precision: str | None,
-    tp: str | None,
-    pp: str | None,
-    micro_batch: int | None,
-    accumulation: int | None,
-    seq_len: int | None,
-    recompute: RecomputeName | None,
-    offload: OffloadName | None,
-    optimizer: str | None,
-) -> Any:
-    from dsplan.planner.settings import Flags
-    from dsplan.schemas.units import PRECISIONS
-
-    def numbers(option: str, text: str | None, allowed: range) -> tuple[int, ...] | None:
-        if text is None:
-            return None
-        values = []
-        for part in text.split(","):
-            if not part.strip().isdigit() or int(part) not in allowed:
-                what = "0, 1, 2 or 3" if allowed.stop == 4 else "whole numbers of at least 1"
-                raise Problem(f"{option} {text} cannot be read: {part.strip() or 'nothing'} is not one of {what}")
-            values.append(int(part))
-        return tuple(dict.fromkeys(values))
-
-    precisions = None
-    if precision is not None:
-        precisions = tuple(dict.fromkeys(part.strip().lower() for part in precision.split(",")))
-        for name in precisions:
-            if name not in PRECISIONS:
-                raise Problem(
-                    f"--precision {precision} cannot be read: {name or 'nothing'} is not one of {', '.join(PRECISIONS)}"
-                )
-    return Flags(
-        zero=numbers("--zero", zero, range(4)),
-        precision=precisions,
-        tp=numbers("--tp", tp, range(1, 1 << 20)),
-        pp=numbers("--pp", pp, range(1, 1 << 20)),
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        seq_len=seq_len,
-        recompute=recompute.value if recompute else None,
-        offload=offload.value if offload else None,
-        optimizer=optimizer,
-    )
 
 
 class _progress:

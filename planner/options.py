@@ -1,0 +1,178 @@
+"""What the command line's options may be, and how their texts become values."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from dsplan.planner.settings import Flags
+    from dsplan.schemas.cluster import Cluster
+
+
+class LintFormat(str, Enum):
+    text = "text"
+    json = "json"
+    github = "github"
+
+
+class EstimateFormat(str, Enum):
+    text = "text"
+    json = "json"
+    markdown = "markdown"
+
+
+class TextOrJson(str, Enum):
+    text = "text"
+    json = "json"
+
+
+class ReaderName(str, Enum):
+    auto = "auto"
+    deepspeed = "deepspeed"
+    trainer = "trainer"
+    accelerate = "accelerate"
+
+
+class EngineName(str, Enum):
+    native = "native"
+    deepspeed = "deepspeed"
+
+
+class EngineChoice(str, Enum):
+    native = "native"
+    deepspeed = "deepspeed"
+    both = "both"
+
+
+class FailOn(str, Enum):
+    error = "error"
+    warning = "warning"
+
+
+class RecomputeName(str, Enum):
+    none = "none"
+    full = "full"
+    selective = "selective"
+
+
+class OffloadName(str, Enum):
+    none = "none"
+    optimizer = "optimizer"
+    param = "param"
+
+
+class Objective(str, Enum):
+    throughput = "throughput"
+    memory = "memory"
+
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        help="8xH100-80GB; 4x8xA100-80GB (nodes x GPUs x kind); 8 (of unknown kind); a .json file; local.",
+    ),
+]
+WorldSizeOption = Annotated[int | None, typer.Option("--world-size", min=1, help="Short for --cluster N.")]
+ArgsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--args", help="HF TrainingArguments, Accelerate, axolotl or LLaMA-Factory file that fills values in."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE"),
+]
+SCRIPT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": False}
+
+
+def cluster_of(cluster: str | None, world_size: int | None) -> Cluster | None:
+    """Of --cluster or --world-size; None where neither is given."""
+    if cluster is not None and world_size is not None:
+        raise Problem("--cluster and --world-size say the same; give one of them")
+    if cluster is None and world_size is None:
+        return None
+    if cluster is not None and cluster.strip() == "local":
+        return this_machine()
+    from dsplan.schemas.cluster import parse_cluster
+
+    return parse_cluster(cluster if cluster is not None else str(world_size))
+
+
+def this_machine() -> Cluster:
+    """The GPUs seen here."""
+    from dsplan.planner.machine import local_cluster
+
+    return local_cluster()
+
+
+def ids_of(text: str | None) -> tuple[str, ...]:
+    """Of a list by comma."""
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+
+
+def sets_of(pairs: list[str] | None) -> dict[str, str]:
+    """Of --set name=value, each name once."""
+    sets: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise Problem(f"--set {pair} cannot be read; write --set name=value")
+        if name in sets:
+            raise Problem(f"--set {name} is given twice ({sets[name]} and {value}); keep one")
+        sets[name] = value
+    return sets
+
+
+def flags_of(
+    zero: str | None,
+    precision: str | None,
+    tp: str | None,
+    pp: str | None,
+    micro_batch: int | None,
+    accumulation: int | None,
+    seq_len: int | None,
+    recompute: RecomputeName | None,
+    offload: OffloadName | None,
+    optimizer: str | None,
+) -> Flags:
+    """What the flags of estimate name. Problem where a list cannot be read."""
+    from dsplan.planner.settings import Flags
+    from dsplan.schemas.units import PRECISIONS
+
+    def numbers(option: str, text: str | None, allowed: range) -> tuple[int, ...] | None:
+        if text is None:
+            return None
+        values = []
+        for part in text.split(","):
+            if not part.strip().isdigit() or int(part) not in allowed:
+                what = "0, 1, 2 or 3" if allowed.stop == 4 else "whole numbers of at least 1"
+                raise Problem(f"{option} {text} cannot be read: {part.strip() or 'nothing'} is not one of {what}")
+            values.append(int(part))
+        return tuple(dict.fromkeys(values))
+
+    precisions = None
+    if precision is not None:
+        precisions = tuple(dict.fromkeys(part.strip().lower() for part in precision.split(",")))
+        for name in precisions:
+            if name not in PRECISIONS:
+                raise Problem(
+                    f"--precision {precision} cannot be read: {name or 'nothing'} is not one of {', '.join(PRECISIONS)}"
+                )
+    return Flags(
+        zero=numbers("--zero", zero, range(4)),
+        precision=precisions,
+        tp=numbers("--tp", tp, range(1, 1 << 20)),
+        pp=numbers("--pp", pp, range(1, 1 << 20)),
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        seq_len=seq_len,
+        recompute=recompute.value if recompute else None,
+        offload=offload.value if offload else None,
+        optimizer=optimizer,
+    )
