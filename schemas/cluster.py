@@ -6,7 +6,6 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ class Cluster:
 @functools.cache
 def gpus() -> dict[str, Gpu]:
     """Every known GPU by its name, from gpus.json."""
-    raw = json.loads(resources.files("dsplan.schemas").joinpath("gpus.json").read_text("utf-8"))
+    raw = json.loads(Path(__file__).with_name("gpus.json").read_text("utf-8"))
     table = {}
     for name, entry in raw["gpus"].items():
         table[name] = Gpu(
@@ -87,7 +86,7 @@ def gpus() -> dict[str, Gpu]:
 @functools.cache
 def aliases() -> dict[str, str]:
     """Other spellings, lower case, to names."""
-    raw = json.loads(resources.files("dsplan.schemas").joinpath("gpus.json").read_text("utf-8"))
+    raw = json.loads(Path(__file__).with_name("gpus.json").read_text("utf-8"))
     table = {name.lower(): name for name in raw["gpus"]}
     for name, entry in raw["gpus"].items():
         table |= {alias.lower(): name for alias in entry["aliases"]}

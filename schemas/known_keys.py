@@ -14,7 +14,7 @@ import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from dsplan.schemas.positions import escape, steps
@@ -24,7 +24,7 @@ Node = dict[str, Any]
 
 @functools.cache
 def schema() -> Node:
-    text = resources.files("dsplan.schemas").joinpath("ds_config.schema.json").read_text("utf-8")
+    text = Path(__file__).with_name("ds_config.schema.json").read_text("utf-8")
     loaded: Node = json.loads(text)
     return loaded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
@@ -11,7 +11,7 @@ def schema_errors(name: str, value: Any) -> list[str]:
     """What is wrong with the value under schemas/NAME.schema.json, as "layout.tp: 0 is less than the minimum of 1"."""
     import jsonschema  # here, since it takes as long to import as all of lint
 
-    schema = json.loads(resources.files("dsplan.schemas").joinpath(f"{name}.schema.json").read_text("utf-8"))
+    schema = json.loads(Path(__file__).with_name(f"{name}.schema.json").read_text("utf-8"))
     found = jsonschema.Draft202012Validator(schema).iter_errors(value)
     return [_text(error) for error in sorted(found, key=lambda error: list(map(str, error.absolute_path)))]
 
