@@ -57,7 +57,9 @@ def run_until_done(num_ranks: int, arguments: list[str]) -> Outcome:
             context.close = close
             return started
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the launcher tells what failed
+    for name in list(logging.root.manager.loggerDict):  # the launcher tells what failed
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     rendezvous = registry.get_rendezvous_handler(
         RendezvousParameters(
             backend="c10d",

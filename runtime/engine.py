@@ -71,7 +71,8 @@ class Engine(nn.Module):
         self._batch = parts.batch
         self._strict = parts.strict
         self.scaler = LossScale.start(parts.config.fp16) if parts.config.precision == "fp16" else None
-        self._check_overflow = parts.config.raw.get("bf16", {}).get("check_grad_overflow", True) is not False
+        bf16 = parts.config.raw.get("bf16") if parts.config.precision == "bf16" else None
+        self._check_overflow = (bf16 or {}).get("check_grad_overflow", True) is not False
         self._norm: float | None = None
         self._boundary: bool | None = None
         self._batch_seen = False

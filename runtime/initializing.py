@@ -115,7 +115,7 @@ def add_config_arguments(parser: Any) -> Any:
 def _refuse_sharded(model: nn.Module) -> None:
     if any(isinstance(module, (FSDPModule, Engine)) for module in model.modules()):
         raise Problem(
-            f"this {type(model).__name__} is sharded already, by an earlier initialize or by FSDP; call initialize once, with "
+            f"this {type(model).__name__.removeprefix('FSDP')} is sharded already, by an earlier initialize or by FSDP; call initialize once, with "
             "the plain model"
         )
 
