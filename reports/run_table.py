@@ -45,5 +45,8 @@ def as_text(predicted: Mapping[str, Any] | None, ledgers: Sequence[Ledger | None
 def _cells(before: int | None, after: int) -> tuple[str, str, str]:
     if before is None:
         return "-", size(after), "-"
-    difference = f"{(before - after) / after:+.1%}" if after else ("0" if before == after else f"{size(before)}")
+    if not after:
+        return size(before), size(after), "0" if before == after else size(before)
+    share = round((before - after) / after, 3)
+    difference = f"{share:+.1%}" if share else "0.0%"
     return size(before), size(after), difference

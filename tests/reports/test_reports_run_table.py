@@ -25,7 +25,7 @@ def test_the_fullest_rank_stands_beside_the_prediction():
     lines = as_text(predicted, [ledger(6), ledger(8)]).splitlines()
     assert lines[0] == "peak of rank 1, the fullest of 2, in backward (engine native)"
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
-    assert rows["params"] == ["4", "MiB", "4", "MiB", "+0.0%"]
+    assert rows["params"] == ["4", "MiB", "4", "MiB", "0.0%"]
     assert rows["activations"] == ["12", "MiB", "8", "MiB", "+50.0%"]
     assert rows["allocated"] == ["16", "MiB", "12", "MiB", "+33.3%"]
     assert lines[-1] == "all_gather: 3 per step, 8 MiB"
