@@ -47,9 +47,12 @@ def test_one_rank_holds_the_same_states_at_every_stage(trace, plan):
 
 @given(stacks, plans)
 def test_more_tensor_parallel_never_takes_more(trace, plan):
+    """But for DeepSpeed's prefetch at stage 3, which takes whole parameters: smaller ones fill its bucket better."""
     plan = of(trace, plan)
     twice = replace(plan, layout=replace(plan.layout, tp=2 * plan.layout.tp))
-    assert ledger(trace, twice).allocated_bytes <= ledger(trace, plan).allocated_bytes
+    fetched = plan.engine == "deepspeed" and plan.zero_stage == 3
+    slack = 2 * 4 * plan.knobs.prefetch_bucket_size if fetched else 0  # the flat buffer and the copies out of it, fp32
+    assert ledger(trace, twice).allocated_bytes <= ledger(trace, plan).allocated_bytes + slack
     assert ledger(trace, twice).resident_bytes <= ledger(trace, plan).resident_bytes
 
 
