@@ -104,10 +104,11 @@ def _multiple(total: int, of: int) -> int:
 
 
 @rule("DSP103", "batch-fits-no-world-size", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS])
-def batch_fits_no_world_size(document: Document, config: DsConfig) -> Iterator[Hit]:
+def batch_fits_no_world_size(document: Document, config: DsConfig, world_size_unknown: bool) -> Iterator[Hit]:
     """train_batch_size must be a multiple of micro_batch x accumulation, or no number of GPUs satisfies the equation.
 
-    Why:    DeepSpeed asserts train_batch_size = micro_batch x accumulation x dp at start-up.
+    Why:    DeepSpeed asserts train_batch_size = micro_batch x accumulation x dp at start-up. Where a cluster is given,
+            DSP102 says what its GPUs need.
     Bad:    {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
     Good:   {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}
     Fix:    none
