@@ -68,7 +68,7 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
                     )
                 )
     if not plans:
-        raise Problem(f"no combination is left: {'; '.join(skipped)}")
+        raise Problem(next(iter(skipped)) if len(skipped) == 1 else f"no combination is left: {'; '.join(skipped)}")
     return Candidates(plans=tuple(plans), skipped=dict(skipped))
 
 

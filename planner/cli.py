@@ -61,7 +61,7 @@ def lint(
     ] = EngineChoice.deepspeed,
     args: ArgsOption = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="MODEL: check also that it fits (with --cluster).")
+        str | None, typer.Option("--model", help="MODEL: check also that it fits (with --cluster and a kind of GPU).")
     ] = None,
     select: Annotated[str | None, typer.Option("--select", help="Only these rule ids, by comma.")] = None,
     ignore: Annotated[str | None, typer.Option("--ignore", help="All but these rule ids, by comma.")] = None,

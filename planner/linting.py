@@ -242,7 +242,7 @@ def _fits(model: str, cluster: Cluster | None, args: str | None, engine: str) ->
         try:
             row = estimate(subject, cluster=cluster, config=raw, args=args, flags=Flags(engine=engine)).rows[0]  # type: ignore[arg-type]
         except Problem as problem:
-            return f"a configuration that can be estimated: {problem}"
+            return f"what estimate can take ({problem})"
         memory = row.memory
         if memory.device_bytes is None or memory.device_bytes_high is None:
             return "a sample batch of the model"

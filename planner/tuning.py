@@ -79,7 +79,10 @@ def tune(
             refused.append(f"not rehearsed: {problem}")
     ranked.sort(key=lambda row: _rank(row, objective))
     best = ranked[0] if ranked and ranked[0].verdict in ("fits", "tight", "unknown") else None
-    traced = estimating.trace_for(subject, settings, settings.precision[0])
+    plan = (best or ranked[0]).plan
+    traced = estimating.trace_for(
+        subject, replace(settings, recompute=plan.recompute), plan.precision, plan.micro_batch
+    )
     facts = estimating.model_facts(subject, traced)
     base = ds_config.raw if ds_config else subject.config or {}
     same, why = _trains_the_same(settings, best, wanted, origin)
@@ -90,9 +93,19 @@ def tune(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "
             f"{DEFAULT_LEARNING_RATE:g}; set yours"
         )
+    if best and _batch_statistics(subject) and best.plan.micro_batch != (settings.micro_batch or best.plan.micro_batch):
+        same, why = (
+            False,
+            (
+                f"micro_batch is {best.plan.micro_batch}, not {settings.micro_batch}, and the model has batch normalisation, "
+                "whose statistics are over a micro-batch"
+            ),
+        )
     return Tuned(
         model=facts,
         cluster=cluster,
+        engine=settings.engine,
+        engine_version=estimating.engine_version(settings.engine),
         plan=_plan_file(best, facts, cluster, base, subject) if best else None,
         rows=tuple(ranked),
         skipped=skipped,
@@ -155,6 +168,7 @@ def _rows(
 ) -> tuple[list[Row], dict[str, int]]:
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
+    failed: Problem | None = None
     dp = cluster.ranks
     recomputes = ("none", "full") if settings.engine == "native" else (settings.recompute,)
     batches = _batches(wanted, dp, subject.micro_batch)
@@ -173,7 +187,12 @@ def _rows(
                     skipped["a smaller micro_batch does not fit"] += len(settings.zero)
                     continue
                 progress(f"estimating {precision}, recompute {recompute}, micro_batch {micro_batch}")
-                traced = estimating.trace_for(subject, wanted_settings, precision, micro_batch)
+                try:
+                    traced = estimating.trace_for(subject, wanted_settings, precision, micro_batch)
+                except Problem as problem:  # some models take no batch of one, for example
+                    failed = failed or problem
+                    skipped[f"micro_batch {micro_batch}: {problem}"] += len(settings.zero)
+                    continue
                 if not traced.segments:
                     raise Problem(
                         f"{subject.source}: tune needs a sample batch; {traced.notes[0] if traced.notes else ''}"
@@ -202,6 +221,8 @@ def _rows(
                     rows.append(row)
                     if row.verdict == "oom":
                         open_stages.discard(zero_stage)
+    if not rows:
+        raise failed or Problem(f"nothing can be run: {'; '.join(skipped)}")
     return rows, dict(skipped)
 
 
@@ -230,6 +251,14 @@ def _rank(row: Row, objective: str) -> tuple[float, ...]:
     speed = -round(math.log(rate) / math.log(1.01)) if rate else 0
     simple = (row.plan.zero_stage, 0 if row.plan.recompute == "none" else 1, row.plan.accumulation)
     return (verdict, memory, speed, *simple) if objective == "memory" else (verdict, speed, *simple, memory)
+
+
+def _batch_statistics(subject: Subject) -> bool:
+    """Whether the model normalises over its micro-batch, so that another micro_batch trains another model."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    module = getattr(subject, "module", None)
+    return module is not None and any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def _trains_the_same(settings: Settings, best: Row | None, wanted: int | None, origin: str) -> tuple[bool, str]:

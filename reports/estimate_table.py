@@ -169,12 +169,23 @@ def _mixed(rows: Sequence[Row]) -> bool:
     return len({row.level for row in rows}) > 1
 
 
+def _footer(estimate: Estimate, rows: Sequence[Row]) -> str:
+    unit = _unit(rows)[0]
+    text = f"{unit} per GPU on the fullest rank, at the one moment of its peak (--formulas says which).\n"
+    text += "device: what nvidia-smi shows, with the share of the allocator, CUDA and the communicators, and its likely span."
+    if any(row.memory.host_bytes for row in rows):
+        text += f" host: {unit} per node."
+    if estimate.cluster.gpu is None:
+        text += " A verdict and a time need a kind of GPU, as in --cluster 8xA100-80GB."
+    return text
+
+
 def _unit(rows: Sequence[Row]) -> tuple[str, int]:
     return table_unit(max(row.memory.allocated_bytes or row.memory.optimizer_bytes or 0 for row in rows))
 
 
 def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
-    lines = [f"{_unit(rows)[0]} per GPU on the fullest rank at its peak; host: per node."]
+    lines = [_footer(estimate, rows)]
     if estimate.own is not None:
         lines[0] += " > marks your own configuration."
     if any(not row.runnable for row in rows):
@@ -183,7 +194,7 @@ def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
     if hidden:
         lines.append(f"{hidden} more row{'s' if hidden > 1 else ''}: --all shows them.")
     for reason, rows_left_out in estimate.skipped.items():
-        lines.append(f"left out: {rows_left_out} x {reason}")
+        lines.append(f"left out, {rows_left_out} rows: {reason}")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsplan.schemas.estimate import Row
 from dsplan.schemas.tuned import Tuned
-from dsplan.schemas.units import count, gib, seconds
+from dsplan.schemas.units import gib, rate, seconds
 from tabulate import tabulate
 
 BEST_ROWS = 8
@@ -16,9 +16,10 @@ BEST_ROWS = 8
 
 def as_text(tuned: Tuned, folder: Path) -> str:
     """For a terminal: the choice in one line, the runners-up in a table, where the files are."""
+    levels = " and ".join(dict.fromkeys(row.level for row in tuned.rows)) or "formula"
     head = (
-        f"model {tuned.model.source}: {tuned.model.params:,} parameters; cluster: {tuned.cluster}; "
-        f"{len(tuned.rows)} combinations tried"
+        f"engine {tuned.engine} {tuned.engine_version} ({levels}); model {tuned.model.source}: "
+        f"{tuned.model.params:,} parameters; cluster: {tuned.cluster}; {len(tuned.rows)} combinations tried"
     )
     lines = [head]
     rows = tuned.rows[:BEST_ROWS]
@@ -28,9 +29,12 @@ def as_text(tuned: Tuned, folder: Path) -> str:
     else:
         lines.append(f"best: {_sentence(tuned.rows[0])}")
         lines.append(f"trains the same model: {'yes' if tuned.same_model else 'no'}, {tuned.same_model_why}")
+    lines.append(
+        "Speeds within 1 % count as equal; among equals the lower zero, without recompute, with fewer micro-batches."
+    )
     table = tabulate([_cells(row) for row in rows], headers=_HEADERS, stralign="right", disable_numparse=True)
     lines += ["", table, ""]
-    lines += [f"left out: {rows_left_out} x {reason}" for reason, rows_left_out in tuned.skipped.items()]
+    lines += [f"left out, {number} rows: {reason}" for reason, number in tuned.skipped.items()]
     if tuned.plan is not None:
         lines.append(f"wrote {folder / 'plan.json'} and {folder / 'ds_config.json'}")
     return "\n".join(lines)
@@ -56,12 +60,12 @@ _HEADERS = (
     "micro",
     "accum",
     "global",
-    "allocated",
-    "device",
+    "allocated GiB",
+    "device GiB",
     "step",
     "samples/s",
     "MFU",
-    "",
+    "verdict",
 )
 
 
@@ -77,7 +81,7 @@ def _cells(row: Row) -> list[str]:
         gib(row.memory.allocated_bytes),
         gib(row.memory.device_bytes),
         seconds(time.step_seconds),
-        "-" if time.samples_per_second is None else f"{time.samples_per_second:,.4g}",
+        "-" if time.samples_per_second is None else rate(time.samples_per_second),
         "-" if time.mfu is None else f"{time.mfu:.0%}",
         row.verdict,
     ]
@@ -85,7 +89,7 @@ def _cells(row: Row) -> list[str]:
 
 def _sentence(row: Row) -> str:
     plan, time = row.plan, row.time
-    speed = "" if time.samples_per_second is None else f", {count(time.samples_per_second)} samples/s"
+    speed = "" if time.samples_per_second is None else f", {rate(time.samples_per_second)} samples/s"
     return (
         f"zero {plan.zero_stage}, {plan.precision}, {plan.layout}, micro_batch {plan.micro_batch} x accumulation "
         f"{plan.accumulation}, recompute {plan.recompute}: {gib(row.memory.device_bytes)} GiB on the device{speed} ({row.verdict})"

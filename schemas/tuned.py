@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.estimate import ModelFacts, Row
-from dsplan.schemas.plan import PlanFile
+from dsplan.schemas.plan import Engine, PlanFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class Tuned:
 
     model: ModelFacts
     cluster: Cluster
+    engine: Engine
+    engine_version: str
     plan: PlanFile | None
     rows: tuple[Row, ...]
     skipped: dict[str, int]

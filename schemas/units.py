@@ -76,6 +76,11 @@ def count(number: int | float) -> str:
     return str(int(number))
 
 
+def rate(per_second: float) -> str:
+    """A rate as people read it: "0.52", "11.6", "1,442", "129,200": three or four digits, no exponent."""
+    return f"{per_second:.3g}" if per_second < 100 else f"{float(f'{per_second:.4g}'):,.0f}"
+
+
 def flops(number: float) -> str:
     """Floating-point operations with the SI prefix that suits: "292 GFLOP", "62.9 TFLOP"."""
     for unit, name in ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):

@@ -398,3 +398,23 @@ def test_parameters_that_are_no_floats_are_named(tmp_path: Path) -> None:
         "def sample_batch(micro_batch, seq_len=None):\n    return (torch.zeros(micro_batch, 4),)\n"
     )
     assert "1 of the parameters, such as table, hold no floats" in dsplan("estimate", str(model), "--zero", "1").err
+
+
+def test_tune_knows_that_batch_normalisation_sees_the_micro_batch(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\n"
+        "def build_model():\n    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))\n"
+        "def sample_batch(micro_batch, seq_len=None):\n    return (torch.zeros(micro_batch, 64),)\n"
+    )
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "bf16": {"enabled": true}}'
+    )
+    options = ("--config", str(config), "--cluster", "2xA100-40GB", "-o", str(tmp_path / "out"), "--format", "json")
+    told = json.loads(dsplan("tune", str(model), *options).out)
+    assert (told["plan"]["micro_batch"] == 8) == told["same_model"]
+    assert told["same_model"] or "batch normalisation" in told["same_model_why"]
+    assert any("micro_batch 1" in left_out["reason"] for left_out in told["skipped"]), (
+        "a batch of one has no statistics"
+    )

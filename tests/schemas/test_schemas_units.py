@@ -1,7 +1,7 @@
 """Sizes in and out."""
 
 import pytest
-from dsplan.schemas.units import count, gib, parse_bytes, seconds, size
+from dsplan.schemas.units import count, flops, gib, in_unit, parse_bytes, rate, seconds, size, table_unit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,3 +32,7 @@ def test_printing() -> None:
     assert size(511) == "511 B"
     assert count(8_030_261_248) == "8.03 B"
     assert seconds(0.3124) == "312 ms"
+    assert flops(2.92e11) == "292 GFLOP"
+    assert (rate(0.5234), rate(11.63), rate(129_234.0)) == ("0.523", "11.6", "129,200")
+    assert table_unit(3 * 2**20) == ("MiB", 2**20)
+    assert in_unit(3 * 2**20, 2**20) == "3.00"
