@@ -127,6 +127,7 @@ _NOT_MODELLED = (
     ("zero_optimization", "zero_quantized_gradients", False),
     ("zero_optimization", "mics_shard_size", -1),
     ("", "sequence_parallel_size", 1),
+    ("data_types", "grad_accum_dtype", None),
 )
 """(block, key, the value that asks for nothing): what changes bytes and is not in the formulas yet."""
 

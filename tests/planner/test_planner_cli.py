@@ -349,7 +349,7 @@ def test_estimate_says_what_lint_says_of_the_config_and_what_is_not_in_its_numbe
     config = tmp_path / "ds.json"
     config.write_text(
         '{"train_batch_size": 8, "zero_optimisation": {"stage": 3}, "sequence_parallel_size": 2,\n'
-        ' "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}}'
+        ' "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}, "data_types": {"grad_accum_dtype": "fp32"}}'
     )
     done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "8xA100-80GB", "--config", str(config))
     assert done.code == 0
@@ -359,6 +359,7 @@ def test_estimate_says_what_lint_says_of_the_config_and_what_is_not_in_its_numbe
     ):
         assert words in done.err
     assert "sequence_parallel_size 2 is not in these numbers" in done.err
+    assert "data_types.grad_accum_dtype fp32 is not in these numbers" in done.err
 
 
 def test_estimate_takes_splits_from_the_config(tmp_path: Path) -> None:
