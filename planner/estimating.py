@@ -89,7 +89,7 @@ def estimate(
         notes=tuple(
             dict.fromkeys(
                 (
-                    *config_notes(config, cluster, settings.engine),
+                    *config_notes(config, ds_config, cluster, settings.engine),
                     *notes_of(subject, first, [row.plan for row in rows]),
                     *refused,
                 )
@@ -132,29 +132,34 @@ _NOT_MODELLED = (
 """(block, key, the value that asks for nothing): what changes bytes and is not in the formulas yet."""
 
 
-def config_notes(config: str | Mapping[str, Any] | None, cluster: Cluster, engine: str) -> list[str]:
-    """What lint says of the configuration's file (errors and warnings), and which of its keys the formulas leave out."""
-    if not isinstance(config, str):
+def config_notes(
+    source: str | Mapping[str, Any] | None, config: DsConfig | None, cluster: Cluster, engine: str
+) -> list[str]:
+    """What lint says of the configuration's file (errors and warnings), and which of its keys the formulas leave out.
+
+    source: the --config that `config` was read from; one that is no file has no notes.
+    """
+    if config is None or not isinstance(source, str):
         return []
     from dsplan.planner.linting import lint
 
+    raw = config.raw
     notes = []
-    for finding in lint([config], cluster=cluster, engine=engine)[0].findings:
+    for finding in lint([source], cluster=cluster, engine=engine)[0].findings:
         if finding.severity != "info":
-            place = f"{config}:{finding.span.line}:{finding.span.column}"
+            place = f"{source}:{finding.span.line}:{finding.span.column}"
             notes.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule} {finding.name}]")
-    raw = load_config_file(config)
     for block, key, nothing in _NOT_MODELLED:
         held = raw.get(block, {}) if block else raw
         if isinstance(held, Mapping) and held.get(key, nothing) not in (nothing, "auto", None):
             name = f"{block}.{key}" if block else key
-            notes.append(f"{config}: {name} {held[key]} is not in these numbers yet")
+            notes.append(f"{source}: {name} {held[key]} is not in these numbers yet")
     zero = raw.get("zero_optimization")
     if isinstance(zero, Mapping) and any(
         isinstance(zero.get(key), Mapping) and zero[key].get("device") == "nvme"
         for key in ("offload_optimizer", "offload_param")
     ):
-        notes.append(f"{config}: what is offloaded to nvme is counted as host memory")
+        notes.append(f"{source}: what is offloaded to nvme is counted as host memory")
     return notes
 
 

@@ -78,28 +78,20 @@ def tune(
         except Problem as problem:
             refused.append(f"not rehearsed: {problem}")
     ranked.sort(key=lambda row: _rank(row, objective))
-    best = ranked[0] if ranked and ranked[0].verdict in ("fits", "tight", "unknown") else None
-    plan = (best or ranked[0]).plan
+    best = ranked[0] if ranked[0].verdict in ("fits", "tight", "unknown") else None
+    plan = ranked[0].plan
     traced = estimating.trace_for(
         subject, replace(settings, recompute=plan.recompute), plan.precision, plan.micro_batch
     )
     facts = estimating.model_facts(subject, traced)
     base = ds_config.raw if ds_config else subject.config or {}
-    same, why = _trains_the_same(settings, best, wanted, origin)
-    notes = estimating.config_notes(config, cluster, engine)
+    same, why = _trains_the_same(subject, settings, best, wanted, origin)
+    notes = estimating.config_notes(config, ds_config, cluster, engine)
     notes += list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
     if best and not base.get("optimizer") and subject.optimizer is None:
         notes.append(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "
             f"{DEFAULT_LEARNING_RATE:g}; set yours"
-        )
-    if best and _batch_statistics(subject) and best.plan.micro_batch != (settings.micro_batch or best.plan.micro_batch):
-        same, why = (
-            False,
-            (
-                f"micro_batch is {best.plan.micro_batch}, not {settings.micro_batch}, and the model has batch normalisation, "
-                "whose statistics are over a micro-batch"
-            ),
         )
     return Tuned(
         model=facts,
@@ -261,10 +253,17 @@ def _batch_statistics(subject: Subject) -> bool:
     return module is not None and any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
-def _trains_the_same(settings: Settings, best: Row | None, wanted: int | None, origin: str) -> tuple[bool, str]:
+def _trains_the_same(
+    subject: Subject, settings: Settings, best: Row | None, wanted: int | None, origin: str
+) -> tuple[bool, str]:
     if best is None:
         return False, "nothing fits"
     plan = best.plan
+    if settings.micro_batch not in (None, plan.micro_batch) and _batch_statistics(subject):
+        return False, (
+            f"micro_batch is {plan.micro_batch}, not {settings.micro_batch}, and the model has batch normalisation, "
+            "whose statistics are over a micro-batch"
+        )
     if settings.own_precision and plan.precision != settings.own_precision and len(settings.precision) > 1:
         return False, f"precision is {plan.precision}, the configuration's {settings.own_precision}"
     if wanted is None:
