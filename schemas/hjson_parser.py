@@ -272,12 +272,7 @@ class HjsonParser(Parser):
                 key, end = self.key(start)
                 key_end = start + len(self.text[start:end].rstrip(_HJSON_SPACE))
                 inner = self.member(into, pointer, key, (start, key_end))
-                end = self.skip(end)
-                if self.text[end : end + 1] != ":":
-                    raise self.wrong(
-                        f"a colon is expected after the key {shape(key)}, but here is {self.found(end)}", end
-                    )
-                into[key], end = self.value(self.skip(end + 1), inner)
+                into[key], end = self.value(self.past_colon(end, key), inner)
                 end = self.skip(end)
                 if self.text[end : end + 1] == ",":
                     end = self.skip(end + 1)

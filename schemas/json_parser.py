@@ -61,6 +61,17 @@ class Parser:
         except ValueError as error:
             raise self.wrong("a whole number of more than 4300 digits", at) from error
 
+    def skip(self, at: int) -> int:
+        """The place of the next character that is neither space nor comment: each dialect has its own."""
+        raise NotImplementedError
+
+    def past_colon(self, at: int, key: str) -> int:
+        """Where the key's value begins."""
+        end = self.skip(at)
+        if self.text[end : end + 1] != ":":
+            raise self.wrong(f"a colon is expected after the key {shape(key)}, but here is {self.found(end)}", end)
+        return self.skip(end + 1)
+
 
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
 _JSON_NUMBER = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
@@ -164,12 +175,7 @@ class JsonParser(Parser):
                 start = end
                 key, end = self.string(start)
                 inner = self.member(into, pointer, key, (start, end))
-                end = self.skip(end)
-                if self.text[end : end + 1] != ":":
-                    raise self.wrong(
-                        f"a colon is expected after the key {shape(key)}, but here is {self.found(end)}", end
-                    )
-                into[key], end = self.value(self.skip(end + 1), inner)
+                into[key], end = self.value(self.past_colon(end, key), inner)
                 end = self.skip(end)
                 if self.text[end : end + 1] == "}":
                     break
