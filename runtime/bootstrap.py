@@ -8,6 +8,7 @@ By its path, since -m would put the working folder first on the module path, and
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ def main() -> None:
         raise SystemExit("dsplan: error: this module is started by dsplan launch, not by hand")
     _die_with_launcher(orders.launcher_pid)
     script, *arguments = sys.argv[1:]
+    _write_whole_lines()
     try:
         _run_script(script, arguments)
         _finish(orders, script)
@@ -50,6 +52,13 @@ def main() -> None:
     except BaseException as error:
         _record_failure(orders, _traceback_of_script(error), refused=False)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _write_whole_lines() -> None:
+    """Each line leaves in one piece, also under python -u: the ranks share one terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _die_with_launcher(launcher_pid: int) -> None:

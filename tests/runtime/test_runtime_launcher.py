@@ -90,6 +90,22 @@ print(rank, __name__, sys.argv[1:], version("deepspeed"), deepspeed.__version__,
     assert "nothing was measured" in out
 
 
+def test_lines_of_two_ranks_never_mix(launched, tmp_path, monkeypatch):
+    """Where Python does not buffer, each argument of a print and the line's end would leave by themselves."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    body = """
+for stream in (sys.stdout, sys.stderr):
+    for line in range(2000):
+        print("rank", rank, "line", line, "of", 2000, file=stream)
+"""
+    script = write_script(tmp_path, body)
+    code, out, err = launched(write_config(tmp_path, {}), script, script_config=True)
+    assert code == 0, err
+    for shown in (out, err):
+        lines = [line for line in shown.splitlines() if line.startswith("rank")]
+        assert sorted(lines) == sorted(f"rank {rank} line {line} of 2000" for rank in (0, 1) for line in range(2000))
+
+
 def test_a_script_sees_what_plain_python_shows_it(launched, tmp_path, monkeypatch):
     """Its annotations, __file__, argv[0] and module path; the folder it is started from shadows nothing."""
     folder, elsewhere = tmp_path / "scripts", tmp_path / "elsewhere"
