@@ -88,7 +88,6 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE"),
 ]
-SCRIPT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": False}
 
 
 def cluster_of(cluster: str | None, world_size: int | None) -> Cluster | None:
