@@ -16,7 +16,7 @@ from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
-from dsplan.schemas.finding import FileFindings, Finding, Reader, SkippedRule, Span
+from dsplan.schemas.finding import FileFindings, Finding, Moment, Reader, SkippedRule, Span
 from dsplan.schemas.jsonfile import decode, read_document, read_text
 from dsplan.schemas.known_keys import lookup, schema
 from dsplan.schemas.positions import Document, SyntaxProblem, steps
@@ -288,7 +288,13 @@ def _finding(rule: Rule, hit: Hit, document: Document | None, reader: Reader) ->
         about=reader,
         remedy=hit.remedy,
         fix=hit.fix,
+        raises=_raises(rule, hit),
     )
+
+
+def _raises(rule: Rule, hit: Hit) -> Moment | None:
+    moment = hit.raises or rule.raises
+    return None if moment == "never" else moment
 
 
 def _span(document: Document | None, hit: Hit) -> Span:

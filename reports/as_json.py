@@ -36,5 +36,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "end_column": finding.span.end_column,
         "message": message,
         "about": finding.about,
+        "raises": finding.raises,
         "fix": None if finding.fix is None else "safe" if finding.fix.safe else "unsafe",
     }

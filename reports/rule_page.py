@@ -24,6 +24,8 @@ class RuleLike(Protocol):
     def needs(self) -> tuple[str, ...]: ...
     @property
     def fix(self) -> str: ...
+    @property
+    def raises(self) -> str | None: ...
     def section(self, name: str) -> tuple[str, ...]: ...
 
 
@@ -40,6 +42,14 @@ FAMILIES = {
     "DSP9": "Fit",
 }
 
+RAISES = {
+    "load": "when the file is read",
+    "parse": "when the reader makes its configuration of the file",
+    "init": "when the engine starts",
+    "step": "in training",
+}
+"""When the reader raises on what a rule finds, in words."""
+
 
 def page(rule: RuleLike) -> str:
     """One rule's page, as `dsplan explain` prints it."""
@@ -48,6 +58,7 @@ def page(rule: RuleLike) -> str:
         parts += [line for text in rule.section(heading) for line in (f"{heading}:", _indented(text), "")]
     for heading in ("Bad", "Good"):
         parts += [line for text in rule.section(heading) for line in (f"{heading}:", _indented(text), "")]
+    parts += ["Raises:", _indented(RAISES[rule.raises]), ""] if rule.raises else []
     parts += ["Fix:", _indented(rule.section("Fix")[0] if rule.section("Fix") else "none"), ""]
     parts += ["Source:", *(_indented(text) for text in rule.section("Source"))]
     return "\n".join(parts)
@@ -67,6 +78,7 @@ def listing_json(rules: Sequence[RuleLike]) -> str:
             "severity": rule.severity,
             "summary": rule.summary,
             "fix": rule.fix,
+            "raises": rule.raises,
             "keys": list(rule.keys),
         }
         for rule in rules
@@ -95,6 +107,7 @@ def document(rules: Sequence[RuleLike]) -> str:
                 parts += [
                     line for text in rule.section(heading) for line in ("", f"{heading}:", "", "```json", text, "```")
                 ]
+            parts += ["", f"Raises: {RAISES[rule.raises]}."] if rule.raises else []
             fix = rule.section("Fix")
             parts += ["", f"Fix: {fix[0]}"] if fix and fix[0] != "none" else []
             parts += [line for text in rule.section("Source") for line in ("", f"Source: {text}")]

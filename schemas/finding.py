@@ -9,6 +9,8 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 Reader = Literal["deepspeed", "trainer", "accelerate"]
 READERS: tuple[Reader, ...] = ("deepspeed", "trainer", "accelerate")
+Moment = Literal["load", "parse", "init", "step"]
+"""When a reader raises: while it reads the text, while it makes its config object of it, when the engine starts, in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Finding:
     remedy: str = ""
     """The smallest change, shown under the caret; may be empty."""
     fix: Fix | None = None
+    raises: Moment | None = None
+    """When the reader raises on it; None: it never does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
-from dsplan.schemas.finding import Edit, Fix, Severity, Span
+from dsplan.schemas.finding import Edit, Fix, Moment, Severity, Span
 
 ERROR: Severity = "error"
 WARNING: Severity = "warning"
@@ -19,7 +18,7 @@ INFO: Severity = "info"
 class Hit:
     """What a rule found: a Finding but for what the rule's registration and the document add.
 
-    pointer names the value. on_key: the key is what is wrong, not its value. severity None: the rule's own.
+    pointer names the value. on_key: the key is what is wrong, not its value. severity and raises None: the rule's own.
     """
 
     pointer: str
@@ -29,6 +28,7 @@ class Hit:
     severity: Severity | None = None
     fix: Fix | None = None
     span: Span | None = None
+    raises: Moment | Literal["never"] | None = None
 
 
 Check = Callable[..., Iterator[Hit]]
@@ -44,55 +44,58 @@ class Rule:
     keys: tuple[str, ...]
     check: Check
     needs: tuple[str, ...]
-    summary: str
-    sections: Mapping[str, tuple[str, ...]]
-    """Why, Given, Bad, Good, Fix, Source; a heading may be there several times."""
+    raises: Moment | None = None
+    """When the reader raises on what the rule finds; None: never, or each hit says it."""
+
+    @property
+    def summary(self) -> str:
+        return _page_of(self.check)[0]
 
     def section(self, name: str) -> tuple[str, ...]:
-        return self.sections.get(name, ())
+        """What stands under Why, Given, Bad, Good, Fix or Source; a heading may be there several times."""
+        return _page_of(self.check)[1].get(name, ())
 
     @property
     def fix(self) -> str:
         """safe, unsafe or none."""
-        text = self.sections.get("Fix", ("none",))[0]
-        return text.split()[0].rstrip(".,;:")
+        return (self.section("Fix") or ("none",))[0].split()[0].rstrip(".,;:")
 
 
 RULES: dict[str, Rule] = {}
 """By id, in the order of the ids."""
 
 
-def rule(id: str, name: str, *, severity: Severity, keys: list[str]) -> Callable[[Check], Check]:
-    """Registers a function as a rule."""
+def rule(
+    id: str, name: str, *, severity: Severity, keys: list[str], raises: Moment | None = None
+) -> Callable[[Check], Check]:
+    """Registers a function as a rule. Its docstring is read when its page is asked for, not before."""
 
     def register(check: Check) -> Check:
         assert id not in RULES, f"{id} is registered twice"
-        summary, sections = read_page(inspect.getdoc(check) or "")
-        needs = tuple(inspect.signature(check).parameters)
-        RULES[id] = Rule(
-            id=id,
-            name=name,
-            severity=severity,
-            keys=tuple(keys),
-            check=check,
-            needs=needs,
-            summary=summary,
-            sections=sections,
-        )
+        code = check.__code__
+        needs = code.co_varnames[: code.co_argcount]
+        RULES[id] = Rule(id=id, name=name, severity=severity, keys=tuple(keys), check=check, needs=needs, raises=raises)
         return check
 
     return register
 
 
-_HEADING = re.compile(r"(Why|Given|Bad|Good|Fix|Source):\s*(.*)")
+@cache
+def _page_of(check: Check) -> tuple[str, dict[str, tuple[str, ...]]]:
+    import inspect
+
+    return read_page(inspect.getdoc(check) or "")
 
 
 def read_page(docstring: str) -> tuple[str, dict[str, tuple[str, ...]]]:
     """The one-line fact and the sections of a rule's docstring. Lines that are indented more continue a section."""
+    import re
+
+    title = re.compile(r"(Why|Given|Bad|Good|Fix|Source):\s*(.*)")
     summary, _, rest = docstring.partition("\n\n")
     found: list[tuple[str, list[str]]] = []
     for line in rest.splitlines():
-        heading = _HEADING.match(line)
+        heading = title.match(line)
         if heading:
             found.append((heading[1], [heading[2]]))
         elif line.strip() and found:

@@ -32,6 +32,7 @@ def test_json_is_the_contract() -> None:
         "end_column": 22,
         "about": "deepspeed",
         "fix": "safe",
+        "raises": None,
     }
 
 
