@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from dsplan.planner import suppressing
+from dsplan.planner.open_values import define, fillings, open_names
+from dsplan.planner.reading import Reading, read
 from dsplan.planner.rules import RULES, Hit, Rule, run
 from dsplan.planner.rules.fit import Fit
-from dsplan.planner.rules.known_keys import members
+from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
 from dsplan.schemas.finding import FileFindings, Finding, Moment, Reader, SkippedRule, Span
-from dsplan.schemas.jsonfile import decode, read_document, read_text
-from dsplan.schemas.known_keys import lookup, schema
-from dsplan.schemas.positions import Document, SyntaxProblem, steps
+from dsplan.schemas.positions import Document, steps
 from dsplan.schemas.problem import Problem
 
-STDIN = "-"
+if TYPE_CHECKING:
+    from dsplan.planner.filling import Filled
+
 NEEDS = {"cluster": "--cluster", "zero_stage": "--args", "companion": "--args", "fit": "--model"}
 """What a rule may need and the user can give, to the option that gives it."""
-_SKIPPED_FOLDERS = {"node_modules", "__pycache__", "build", "dist"}
 
 
 def lint(
@@ -38,17 +39,33 @@ def lint(
     model: str | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
+    defines: Mapping[str, str] | None = None,
 ) -> list[FileFindings]:
-    """The findings of each file, in the order of the paths. Problem where a file's text cannot be had.
+    """The findings of each configuration, in the order of the paths (see sources.py). Problem where a text cannot be had.
 
-    "-" is stdin. A folder stands for the *.json below it that look like DeepSpeed configurations. reader auto: whoever fills
-    the file's "auto" values, else DeepSpeed. engine native or both: also what the native engine does not carry out.
+    reader auto: whose companion it is, or whoever fills the file's "auto" values, else DeepSpeed. engine native or both:
+    also what the native engine does not carry out.
     """
-    again = linter(cluster=cluster, reader=reader, engine=engine, args=args, model=model, select=select, ignore=ignore)
-    return [again(text, name) for name, text in _texts(paths)]
+    setting = setting_of(
+        cluster=cluster,
+        reader=reader,
+        engine=engine,
+        args=args,
+        model=model,
+        select=select,
+        ignore=ignore,
+        defines=defines,
+    )
+    return [lint_source(source, setting) for source in sources(paths)]
 
 
-def linter(
+def linter(**options: Any) -> Callable[[str, str], FileFindings]:
+    """A function from (text, name) to its findings under the options of `lint`: for what lints a text again after a fix."""
+    setting = setting_of(**options)
+    return lambda text, name: lint_source(Source(name, text, name), setting)
+
+
+def setting_of(
     *,
     cluster: Cluster | None = None,
     reader: str = "auto",
@@ -57,25 +74,18 @@ def linter(
     model: str | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
-) -> Callable[[str, str], FileFindings]:
-    """A function from (text, name) to its findings, for `lint` and for what lints a text again after a fix."""
-    fit = _fits(model, cluster, args, engine) if model is not None else None
-    rules = chosen_rules(select, ignore)
-    companion = _companion(args)
-
-    def again(text: str, name: str) -> FileFindings:
-        return lint_text(
-            text,
-            name,
-            cluster=cluster,
-            reader=reader,
-            engine=engine,
-            rules=rules,
-            companion=companion,
-            fit=fit,
-        )
-
-    return again
+    defines: Mapping[str, str] | None = None,
+) -> Setting:
+    """What the options say, loaded: rules, companion, model. Problem where one of them cannot be had."""
+    return Setting(
+        cluster=cluster,
+        reader=reader,
+        engine=engine,
+        rules=tuple(chosen_rules(select, ignore)),
+        companion=_companion(args),
+        fit=_fits(model, cluster, args, engine) if model is not None else None,
+        defines=defines or {},
+    )
 
 
 def lint_text(
@@ -88,46 +98,106 @@ def lint_text(
     rules: Sequence[Rule] | None = None,
     companion: Companion | None = None,
     fit: Fit | Callable[[dict[str, Any]], Fit | str] | None = None,
+    defines: Mapping[str, str] | None = None,
 ) -> FileFindings:
     """The findings of one text. The companion says what the reader puts in the place of "auto".
 
-    fit: what the configuration takes on the GPUs, or the function that tells it (or why it cannot).
+    fit: what the configuration takes on the GPUs, or the function that tells it (or why it cannot). defines: what fills
+    the placeholders of a template.
     """
-    read_as, document, syntax = _read(text, reader)
+    setting = Setting(
+        cluster=cluster,
+        reader=reader,
+        engine=engine,
+        rules=tuple(RULES.values() if rules is None else rules),
+        companion=companion,
+        fit=fit,
+        defines=defines or {},
+    )
+    return lint_source(Source(name, text, name), setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """All beside the text that a finding may depend on."""
+
+    cluster: Cluster | None
+    reader: str
+    engine: str
+    rules: tuple[Rule, ...]
+    companion: Companion | None
+    fit: Fit | Callable[[dict[str, Any]], Fit | str] | None
+    defines: Mapping[str, str]
+
+
+def lint_source(source: Source, setting: Setting) -> FileFindings:
+    """The findings of one source. Where values are open, those that stand whatever the values are."""
+    reading = read(source, setting.reader, setting.companion.kind if setting.companion else None)
+    document = reading.document
+    findings: list[Finding]
+    skipped: list[SkippedRule]
+    if document is None:
+        findings, skipped = _findings(reading, None, setting, ())
+    else:
+        document = define(document, setting.defines)
+        open_values = open_names(document)
+        tries = [_findings(reading, tried, setting, open_values) for tried in fillings(document)]
+        common = set.intersection(*(set(found) for found, _ in tries))
+        findings = [finding for finding in tries[0][0] if finding in common]
+        skipped = tries[0][1]
+    if source.embedded is not None:  # edits are written for a configuration's own file
+        findings = [replace(finding, fix=None) for finding in findings]
+    findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
+    return FileFindings(
+        file=source.name,
+        read_as=reading.read_as,
+        text=source.text,
+        findings=tuple(dict.fromkeys(findings)),
+        skipped_rules=tuple(skipped),
+    )
+
+
+def _findings(
+    reading: Reading, document: Document | None, setting: Setting, open_values: tuple[str, ...]
+) -> tuple[list[Finding], list[SkippedRule]]:
+    """What each rule says of the document, and the rules that could not speak."""
     needs = dict(NEEDS)
-    context: dict[str, Any] = {"reader": read_as}
-    if cluster is not None:
-        context["cluster"] = cluster
+    context: dict[str, Any] = {"reader": reading.read_as}
+    if setting.cluster is not None:
+        context["cluster"] = setting.cluster
     else:
         context["world_size_unknown"] = True
-    if companion is not None:
-        context["companion"] = companion
+    if setting.companion is not None:
+        context["companion"] = setting.companion
     if document is not None:
         context["document"] = document
-        context |= _meaning(document, read_as, _filled(companion) if companion else {})
-        if read_as != "deepspeed":
-            context["hf_reader"] = read_as
-        if engine in ("native", "both") and isinstance(document.value, dict):
+        filled = filled_of(document, setting.companion, setting.cluster) if setting.companion else {}
+        context |= _meaning(document, reading.read_as, {at: value.value for at, value in filled.items()})
+        if reading.read_as != "deepspeed":
+            context["hf_reader"] = reading.read_as
+        if reading.elsewhere is not None:
+            context["elsewhere"] = reading.elsewhere
+        if open_values:
+            context["open_values"] = open_values
+        if setting.engine in ("native", "both") and isinstance(document.value, dict):
             context["native"] = document.value
-        if fit is not None and isinstance(document.value, dict):
-            told = fit(document.value) if callable(fit) else fit
+        if setting.fit is not None and isinstance(document.value, dict):
+            told = setting.fit(document.value) if callable(setting.fit) else setting.fit
             if isinstance(told, str):
                 needs["fit"] = told
             else:
                 context["fit"] = told
     else:
-        context["syntax"] = syntax
+        context["syntax"] = reading.syntax
     findings: list[Finding] = []
     skipped: list[SkippedRule] = []
-    for rule in RULES.values() if rules is None else rules:
+    for rule in setting.rules:
         missing = [need for need in rule.needs if need not in context]
         if not missing:
-            findings += [_finding(rule, hit, document, read_as) for hit in run(rule, context)]
+            findings += [_finding(rule, hit, document, reading.read_as) for hit in run(rule, context)]
         elif document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
             skipped.append(SkippedRule(rule=rule.id, needs=" ".join(needs[need] for need in missing)))
-    findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
-    unique = tuple(dict.fromkeys(findings))
-    return FileFindings(file=name, read_as=read_as, text=text, findings=unique, skipped_rules=tuple(skipped))
+    return findings, skipped
 
 
 def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
@@ -135,7 +205,7 @@ def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
     wanted, unwanted = list(select), list(ignore)
 
     def matches(rule: Rule, pattern: str) -> bool:
-        return rule.name == pattern or rule.id.startswith(pattern.upper())
+        return suppressing.meant(pattern, rule.id, rule.name)
 
     for pattern in wanted + unwanted:
         if not pattern or not any(matches(rule, pattern) for rule in RULES.values()):
@@ -149,36 +219,6 @@ def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
     if not chosen:
         raise Problem("--select and --ignore leave no rule; take one of them back")
     return chosen
-
-
-def _read(text: str, reader: str) -> tuple[Reader, Document | None, SyntaxProblem | None]:
-    """Who reads the text, and the text as it reads it."""
-    if reader == "auto":
-        try:
-            document = read_document(text, "json")
-            read_as = filling_reader(document)
-            if read_as is not None:
-                return read_as, document, None
-        except SyntaxProblem:
-            pass
-        reader = "deepspeed"
-    told: Reader = "trainer" if reader == "trainer" else "accelerate" if reader == "accelerate" else "deepspeed"
-    try:
-        return told, read_document(text, "hjson" if told == "deepspeed" else "json"), None
-    except SyntaxProblem as syntax:
-        return told, None, syntax
-
-
-def filling_reader(document: Document) -> Reader | None:
-    """Who fills the "auto" values of the document: the HF Trainer, Accelerate where only it does, or nobody."""
-    fillers = {
-        (member.node or {}).get("x-auto")
-        for member in members(document)
-        if isinstance(member.value, str) and member.value == AUTO
-    } - {None}
-    if not fillers:
-        return None
-    return "accelerate" if "accelerate" in fillers and "zero_optimization" in document.value else "trainer"
 
 
 def _meaning(document: Document, reader: Reader, filled: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,17 +304,13 @@ def _companion(args: str | None) -> Companion | None:
     return read_companion(args)
 
 
-def _filled(companion: Companion) -> dict[str, Any]:
-    """What stands in the place of "auto", by pointer."""
-    values = {
-        "/train_micro_batch_size_per_gpu": companion.micro_batch,
-        "/gradient_accumulation_steps": companion.accumulation,
-        "/gradient_clipping": companion.gradient_clipping,
-        "/zero_optimization/stage": companion.zero_stage,
-        "/fp16/enabled": companion.precision and companion.precision == "fp16",
-        "/bf16/enabled": companion.precision and companion.precision == "bf16",
-    }
-    return {pointer: value for pointer, value in values.items() if value is not None}
+def filled_of(document: Document, companion: Companion, cluster: Cluster | None) -> dict[str, Filled]:
+    """What the companion's reader puts in the place of the document's "auto" values."""
+    from dsplan.planner.filling import filled_values
+
+    own = document.value if isinstance(document.value, dict) else {}
+    ranks = None if cluster is None else cluster.ranks
+    return filled_values(companion, ranks=ranks, stage=document.at("/zero_optimization/stage"), own=own)
 
 
 def _finding(rule: Rule, hit: Hit, document: Document | None, reader: Reader) -> Finding:
@@ -311,51 +347,3 @@ def _span(document: Document | None, hit: Hit) -> Span:
         return document.key_span(pointer)
     start, end = document.values_at.get("", (0, 0))
     return document.lines.span(start, min(start + 1, end))
-
-
-def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    seen: set[str] = set()
-    for path in paths:
-        if path == STDIN:
-            yield STDIN, decode(sys.stdin.buffer.read(), "standard input")
-        elif Path(path).is_dir():
-            below = list(_configs_below(Path(path)))
-            if not below:
-                raise Problem(f"{path}: no *.json below it looks like a DeepSpeed configuration; name the file itself")
-            for name, text in below:
-                if name not in seen:
-                    seen.add(name)
-                    yield name, text
-        elif path not in seen:
-            seen.add(path)
-            yield path, read_text(path)
-
-
-def _configs_below(folder: Path) -> Iterator[tuple[str, str]]:
-    for file in sorted(folder.rglob("*.json")):
-        inside = file.relative_to(folder).parts[:-1]
-        if any(part.startswith(".") or part in _SKIPPED_FOLDERS for part in inside) or not file.is_file():
-            continue
-        try:
-            if file.stat().st_size > 1_000_000:
-                continue
-            text = read_text(file)
-        except (Problem, OSError):
-            continue
-        if looks_like_config(text, file.name):
-            yield str(file), text
-
-
-def looks_like_config(text: str, name: str) -> bool:
-    """The text is that of a DeepSpeed configuration; one that cannot be read, by its name or the keys in it."""
-    if not any(key in text for key in ("batch_size", "zero_opti", "fp16", "bf16", "gradient_")):
-        return False
-    own = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
-    try:
-        value = read_document(text, "hjson").value
-    except SyntaxProblem:
-        return name.startswith("ds_") or "deepspeed" in name or "ds_config" in name or any(key in text for key in own)
-    if not isinstance(value, dict) or {"model_type", "architectures", "layout", "$defs"} & value.keys():
-        return False
-    blocks = [key for key, entry in value.items() if isinstance(entry, dict) and key in schema()["properties"]]
-    return any(key in own for key in value) or len(blocks) >= 2 or bool(lookup("/fp16") and "fp16" in blocks)

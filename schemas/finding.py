@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,10 +69,17 @@ class SkippedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFindings:
-    """All that lint says of one file. `text` is the file's text, for snippets."""
+    """All that lint says of one configuration. `text` is its file's text, for snippets; `file` is what reports call it."""
 
     file: str
     read_as: Reader
     text: str
     findings: tuple[Finding, ...]
     skipped_rules: tuple[SkippedRule, ...] = ()
+    suppressed: tuple[Finding, ...] = ()
+    """What the file, or its project, asked not to be told."""
+
+    @property
+    def path(self) -> str:
+        """The file on disk: without the place inside it, as in train.yaml#/deepspeed or train.py#ds_config."""
+        return re.sub(r"(\.(?:ya?ml|py|json))#.*", r"\1", self.file, flags=re.S)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dsplan.schemas.finding import Span
 
-Dialect = Literal["json", "hjson"]
+Dialect = Literal["json", "hjson", "yaml", "python"]
 BOM = "\ufeff"
 
 
@@ -70,7 +70,8 @@ def steps(pointer: str) -> list[str]:
 class Document:
     """A parsed text. `value` is plain Python; every place is known by its JSON pointer.
 
-    Where a key is there twice, the last one counts, as in both readers' dicts; `duplicates` lists them.
+    Where a key is there twice, the last one counts, as in both readers' dicts; `duplicates` lists them. `open`: the values
+    that the text leaves to somebody else (placeholders, names of a program), by pointer, as they are written.
     """
 
     def __init__(self, text: str, dialect: Dialect):
@@ -81,6 +82,7 @@ class Document:
         self.duplicates: list[Duplicate] = []
         self.values_at: dict[str, tuple[int, int]] = {}
         self.keys_at: dict[str, tuple[int, int]] = {}
+        self.open: dict[str, str] = {}
 
     def span(self, pointer: str) -> Span:
         """Of the value."""
@@ -110,6 +112,19 @@ class Document:
     def has(self, pointer: str) -> bool:
         missing = object()
         return self.at(pointer, missing) is not missing
+
+    def part(self, pointer: str) -> Document:
+        """What stands at the pointer as a document of its own, over the same text. KeyError where nothing does."""
+        inner = Document(self.text, self.dialect)
+        inner.value, inner.values_at[""] = self.at(pointer), self.values_at[pointer]
+        for mine, theirs in ((inner.values_at, self.values_at), (inner.keys_at, self.keys_at), (inner.open, self.open)):
+            mine.update({at[len(pointer) :]: there for at, there in theirs.items() if at.startswith(f"{pointer}/")})  # type: ignore[attr-defined]
+        inner.duplicates = [
+            Duplicate(duplicate.pointer[len(pointer) :], duplicate.first, duplicate.again)
+            for duplicate in self.duplicates
+            if duplicate.pointer.startswith(f"{pointer}/")
+        ]
+        return inner
 
     def walk(self) -> Iterator[tuple[str, Any]]:
         """Every (pointer, value), parents before children, in the order of the text."""

@@ -1,0 +1,238 @@
+"""A configuration inside another file: a mapping of a YAML file, a dict literal of a Python file, each with its positions.
+
+Nothing of the file is executed or imported. Values that only a run could tell are `open`.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dsplan.schemas.json_parser import MAX_DEPTH
+from dsplan.schemas.positions import Document, Duplicate, SyntaxProblem, escape, shape
+from dsplan.schemas.problem import Problem
+
+MOST_NODES = 200_000
+"""Members of a YAML file once its aliases are written out: more than any configuration has, soon counted."""
+
+
+def yaml_document(text: str, pointer: str, name: str) -> Document:
+    """The mapping at the pointer. SyntaxProblem where the text is no YAML, Problem where nothing stands there."""
+    import yaml
+
+    document = Document(text, "yaml")
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        _YamlReader(loader, document, yaml).read(node)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        at = min(mark.index, len(text)) if mark is not None else 0
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise SyntaxProblem(f"this is no YAML: {said}", document.lines.span(at, min(at + 1, len(text)))) from None
+    except RecursionError:
+        raise SyntaxProblem("nested too deep", document.lines.span(0, 1)) from None
+    except ValueError as error:  # a date or number that Python cannot hold
+        raise SyntaxProblem(f"this is no YAML: {error}", document.lines.span(0, 1)) from None
+    finally:
+        loader.dispose()
+    return at_pointer(document, pointer, name)
+
+
+def at_pointer(document: Document, pointer: str, name: str) -> Document:
+    """The part of the document there. Problem where nothing is there, or what is there is no mapping."""
+    if pointer and pointer not in document.values_at:
+        there = document.value
+        beside = f"; its keys are {', '.join(map(str, list(there)[:12]))}" if isinstance(there, dict) and there else ""
+        raise Problem(f"{name}: has no {pointer}{beside}")
+    part = document.part(pointer) if pointer else document
+    if not isinstance(part.value, dict):
+        if isinstance(part.value, str):
+            raise Problem(f"{name}: {pointer} is {shape(part.value)}, no mapping; if it names a file, lint that file")
+        raise Problem(f"{name}: {pointer or 'the top level'} is {shape(part.value)}, but must be a mapping")
+    return part
+
+
+class _YamlReader:
+    """Walks over the nodes of one YAML text and notes each value with its place."""
+
+    def __init__(self, loader: Any, document: Document, yaml: Any):
+        self.loader, self.document, self.yaml = loader, document, yaml
+        self.nodes = 0
+
+    def read(self, node: Any) -> None:
+        if node is None:
+            self.document.value, self.document.values_at[""] = None, (0, 0)
+        else:
+            self.document.value = self.value(node, "", 0)
+
+    def value(self, node: Any, pointer: str, depth: int) -> Any:
+        self.nodes += 1
+        if depth > MAX_DEPTH or self.nodes > MOST_NODES:
+            what = f"nested more than {MAX_DEPTH} levels deep" if depth > MAX_DEPTH else "too many members"
+            raise SyntaxProblem(what, self.document.lines.span(*_place(node)))
+        start, end = self.document.values_at[pointer] = _place(node)
+        if isinstance(node, self.yaml.MappingNode):
+            return self.mapping(node, pointer, depth)
+        if isinstance(node, self.yaml.SequenceNode):
+            return [self.value(entry, f"{pointer}/{index}", depth + 1) for index, entry in enumerate(node.value)]
+        if node.tag not in self.loader.yaml_constructors:  # a tag of the program that will read it
+            self.document.open[pointer] = self.document.text[start:end]
+            return None
+        value = self.loader.construct_object(node)
+        return value if value is None or isinstance(value, (bool, int, float, str)) else node.value
+
+    def mapping(self, node: Any, pointer: str, depth: int) -> dict[str, Any]:
+        self.loader.flatten_mapping(node)  # writes << out
+        into: dict[str, Any] = {}
+        span = self.document.lines.span
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, self.yaml.ScalarNode) else "?"
+            inner, place = f"{pointer}/{escape(key)}", _place(key_node)
+            if key in into:
+                first = self.document.keys_at[inner]
+                if place > first:
+                    self.document.duplicates.append(Duplicate(inner, span(*first), span(*place)))
+                del into[key]
+            self.document.keys_at[inner] = place
+            into[key] = self.value(value_node, inner, depth + 1)
+        return into
+
+
+def _place(node: Any) -> tuple[int, int]:
+    return node.start_mark.index, node.end_mark.index
+
+
+def python_documents(text: str, target: str, name: str) -> list[tuple[str, Document]]:
+    """Each dict literal that the text gives that name, with what to call it: NAME, or NAME:LINE where there are several.
+
+    target: NAME or NAME:LINE. SyntaxProblem where the text is no Python, Problem where the name is given no dict literal.
+    """
+    document = Document(text, "python")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.removeprefix("\ufeff"))
+        found = list(_dicts(tree))
+    except SyntaxError as error:
+        line, column = error.lineno or 1, error.offset or 1
+        starts = document.lines.starts
+        at = min(starts[min(line, len(starts)) - 1] + column - 1, len(text))
+        raise SyntaxProblem(
+            f"this is no Python: {error.msg}", document.lines.span(at, min(at + 1, len(text)))
+        ) from None
+    except (RecursionError, MemoryError, ValueError):
+        raise SyntaxProblem("nested too deep", document.lines.span(0, 1)) from None
+    wanted, _, line_text = target.partition(":")
+    nodes = [node for found_name, node in found if found_name == wanted]
+    several = len(nodes) > 1
+    if line_text:
+        nodes = [node for node in nodes if str(node.lineno) == line_text]
+    if not nodes:
+        names = list(dict.fromkeys(found_name for found_name, _ in found))
+        has = f"; it gives one to {', '.join(names[:12])}" if names else ""
+        raise Problem(f"{name}: no dict literal is given to {target or 'a name'}{has}")
+    return [(f"{wanted}:{node.lineno}" if several else wanted, _python_document(text, node)) for node in nodes]
+
+
+def _dicts(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names and the dict literals that they are given: by assignment, or as a keyword argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            targets, value = [node.target], node.value
+        elif isinstance(node, ast.keyword) and node.arg:
+            targets, value = [ast.Name(node.arg)], node.value
+        else:
+            continue
+        if not (isinstance(value, ast.Dict) or _is_dict_call(value)):
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id, value
+            elif isinstance(target, ast.Attribute):
+                yield target.attr, value
+
+
+def _is_dict_call(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args
+
+
+def _python_document(text: str, node: ast.expr) -> Document:
+    document = Document(text, "python")
+    lines = text.encode().splitlines(keepends=True) if not text.isascii() else []
+
+    def offset(line: int, byte: int) -> int:
+        column = len(lines[line - 1][:byte].decode(errors="ignore")) if lines else byte
+        return document.lines.starts[line - 1] + column
+
+    def place(there: ast.AST) -> tuple[int, int]:
+        at: Any = there
+        return offset(at.lineno, at.col_offset), offset(at.end_lineno, at.end_col_offset)
+
+    def value(there: ast.expr, pointer: str) -> Any:
+        start, end = document.values_at[pointer] = place(there)
+        if isinstance(there, ast.Dict):
+            return members([(key, key, entry) for key, entry in zip(there.keys, there.values, strict=True)], pointer)
+        if _is_dict_call(there):
+            assert isinstance(there, ast.Call)
+            return members([(ast.Constant(word.arg), word, word.value) for word in there.keywords], pointer)
+        if isinstance(there, (ast.List, ast.Tuple)):
+            return [value(entry, f"{pointer}/{index}") for index, entry in enumerate(there.elts)]
+        known = _constant(there)
+        if known is _OPEN:
+            document.open[pointer] = text[start:end]
+            return None
+        return known
+
+    def members(parts: list[tuple[ast.expr | None, Any, ast.expr]], pointer: str) -> dict[str, Any]:
+        into: dict[str, Any] = {}
+        for key, key_place, entry in parts:
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                continue  # ** and computed keys: what they add is not known
+            inner = f"{pointer}/{escape(key.value)}"
+            start, end = place(key_place)
+            place_of_key = (start, start + len(key.value)) if isinstance(key_place, ast.keyword) else (start, end)
+            into.pop(key.value, None)  # Python keeps the last, and says nothing
+            document.keys_at[inner] = place_of_key
+            into[key.value] = value(entry, inner)
+        return into
+
+    document.value = value(node, "")
+    return document
+
+
+_OPEN = object()
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+_LARGEST = 2**64
+
+
+def _constant(node: ast.expr) -> Any:
+    """The value of a literal, or of arithmetic on numbers such as 2 * 10**8; _OPEN for what only a run could tell."""
+    if isinstance(node, ast.Constant):
+        return node.value if node.value is None or isinstance(node.value, (bool, int, float, str)) else _OPEN
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        number = _constant(node.operand)
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            return -number if isinstance(node.op, ast.USub) else number
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        left, right = _constant(node.left), _constant(node.right)
+        plain = all(type(side) in (int, float) and abs(side) <= _LARGEST for side in (left, right))
+        if plain and not (isinstance(node.op, ast.Pow) and abs(right) > 64):
+            try:
+                result = _ARITHMETIC[type(node.op)](left, right)
+            except ArithmeticError:
+                return _OPEN
+            return result if isinstance(result, (int, float)) else _OPEN
+    return _OPEN

@@ -1,0 +1,130 @@
+"""Templates: a text with placeholders, read as if each were a value that nobody knows yet.
+
+Three kinds, as envsubst, Jinja and sed fill them: ${X}, {{ x }} and a bare upper-case word. Jinja's {% blocks %} and
+{# comments #} count as if they were not there: every branch is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MARK = "\ue000"
+"""A character of the private use area: no configuration holds it."""
+_HOLE = r"\$\{[^{}\n]*\}|\{\{.*?\}\}"
+_HOLES = re.compile(_HOLE, re.DOTALL)
+_BLOCK = re.compile(r"\{%.*?%\}|\{#.*?#\}", re.DOTALL)
+_WORD = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Z][A-Z0-9]+"
+_BARE = re.compile(rf"[:,\[]\s*(?:{_WORD})\s*(?:[,}}\]\r\n]|\Z)")
+_NOT_OPEN = {"NULL", "TRUE", "FALSE", "NONE", "NAN", "INF", "INFINITY", "AUTO", "ON", "OFF", "YES", "NO"}
+"""Upper-case words that mean a value, wrongly written."""
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+
+
+def is_template(text: str) -> bool:
+    """The text may hold placeholders: quick, and never wrong with no."""
+    return "${" in text or "{{" in text or "{%" in text or _BARE.search(text) is not None
+
+
+def masked(text: str) -> tuple[str, dict[int, str]]:
+    """The text, as long as before, with quoted MARKs for each placeholder outside quotes; and where each began, as written."""
+    if "{%" in text or "{#" in text:
+        text = _BLOCK.sub(lambda match: _blank(match[0]), text)
+    written: dict[int, str] = {}
+    chars = list(text)
+    for start, end, is_member in _outside_quotes(text):
+        if is_member:  # which members these are is not known
+            chars[start:end] = _blank(text[start:end])
+            chars[_comma_beside(text, chars, start, end)] = " "
+        else:
+            written[start] = text[start:end]
+            chars[start:end] = _quoted(text[start:end])
+    return "".join(chars), written
+
+
+def holes(text: str) -> list[str]:
+    """The placeholders in a text, as they are written."""
+    return [match[0] for match in _HOLES.finditer(text)] if "${" in text or "{{" in text else []
+
+
+def hole_name(hole: str) -> str:
+    """What --define calls it: X of ${X}, ${X:-8}, {{ X }}, {{ X | int }} and of X itself."""
+    inside = hole[2:-1] if hole.startswith("${") else hole[2:-2] if hole.startswith("{{") else hole
+    found = _NAME.search(inside.removeprefix("oc.env:"))
+    return found[0] if found else inside.strip()
+
+
+def filled(written: str, defines: Mapping[str, str]) -> Any:
+    """The value of a written text once its placeholders are filled; it must hold none that defines does not name."""
+    import json
+
+    text = _HOLES.sub(lambda match: defines[hole_name(match[0])], written)
+    text = defines.get(text, text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def names(written: str) -> tuple[str, ...]:
+    """The names of the placeholders in what is written there: several in "${A}/${B}", one in a bare word."""
+    return tuple(hole_name(hole) for hole in holes(written)) or (written,)
+
+
+_TOKEN = re.compile(
+    rf"""(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+    rf"""|(?P<comment>\#[^\n]*|//[^\n]*|/\*.*?\*/)"""
+    rf"""|(?P<open>(?:[^\s,:\[\]{{}}"'$]*(?:{_HOLE}))+[^\s,:\[\]{{}}"']*)"""
+    rf"""|(?P<word>[^\s,:\[\]{{}}"']+)|(?P<sign>[,:\[\]{{}}])""",
+    re.DOTALL | re.VERBOSE,
+)
+_SPACE = re.compile(r"\s*")
+_WORD_ENDS = re.compile(r"[ \t]*([,}\]\r\n#/]|\Z)")
+
+
+def _outside_quotes(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Start and end of each placeholder outside quotes and comments, and whether it stands for whole members."""
+    nesting: list[str] = []
+    key_next = False
+    for token in _TOKEN.finditer(text):
+        kind, word, (start, end) = token.lastgroup, token[0], token.span()
+        if kind == "sign":
+            if word in "{[":
+                nesting.append(word)
+            elif word in "}]" and nesting:
+                nesting.pop()
+            key_next = word in "{," and bool(nesting) and nesting[-1] == "{"
+        elif kind == "open":
+            yield start, end, key_next and not text.startswith(":", _end_of_space(text, end))
+        elif kind == "word" and re.fullmatch(_WORD, word) and word not in _NOT_OPEN:
+            before = text[max(start - 200, 0) : start].rstrip()[-1:]
+            if before in tuple(":,[") and not key_next and _WORD_ENDS.match(text, end):
+                yield start, end, False
+
+
+def _end_of_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match
+    return match.end()
+
+
+def _comma_beside(text: str, chars: list[str], start: int, end: int) -> int:
+    """Where the comma is that would be left over without the member; the member's own place where there is none."""
+    after = _end_of_space(text, end)
+    if text.startswith(",", after):
+        return after
+    before = start - 1
+    while before >= 0 and chars[before].isspace():
+        before -= 1
+    return before if before >= 0 and chars[before] == "," else start
+
+
+def _blank(text: str) -> str:
+    return "".join(char if char in "\r\n" else " " for char in text)
+
+
+def _quoted(text: str) -> str:
+    """A JSON text as long as this one; the rest of a placeholder over several lines is blank."""
+    first, line_end, rest = text.partition("\n")
+    return '"' + MARK * (len(first) - 2) + '"' + line_end + _blank(rest)
