@@ -12,7 +12,7 @@ from dsplan.schemas.positions import Document
 GLOBAL, MICRO, STEPS = BATCH_KEYS
 
 
-@rule("DSP101", "no-batch-size", severity=WARNING, keys=[f"/{key}" for key in BATCH_KEYS])
+@rule("DSP101", "no-batch-size", severity=WARNING, keys=[f"/{key}" for key in BATCH_KEYS], raises="parse")
 def no_batch_size(document: Document) -> Iterator[Hit]:
     """train_batch_size or train_micro_batch_size_per_gpu must be there.
 
@@ -48,7 +48,7 @@ def _dp(config: DsConfig, cluster: Cluster, document: Document) -> int | None:
     return cluster.ranks // share if cluster.ranks % share == 0 else None
 
 
-@rule("DSP102", "batch-product-mismatch", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS])
+@rule("DSP102", "batch-product-mismatch", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS], raises="parse")
 def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluster) -> Iterator[Hit]:
     """train_batch_size must equal micro_batch x accumulation x dp.
 
@@ -103,7 +103,7 @@ def _multiple(total: int, of: int) -> int:
     return max(round(total / of) if total < 10**15 else total // of, 1) * of
 
 
-@rule("DSP103", "batch-fits-no-world-size", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS])
+@rule("DSP103", "batch-fits-no-world-size", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS], raises="parse")
 def batch_fits_no_world_size(document: Document, config: DsConfig, world_size_unknown: bool) -> Iterator[Hit]:
     """train_batch_size must be a multiple of micro_batch x accumulation, or no number of GPUs satisfies the equation.
 

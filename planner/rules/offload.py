@@ -54,7 +54,9 @@ def offload_optimizer_at_stage_0(document: Document, zero_stage: int) -> Iterato
         )
 
 
-@rule("DSP403", "nvme-without-path", severity=ERROR, keys=[f"{PARAM}/nvme_path", f"{OPTIMIZER}/nvme_path"])
+@rule(
+    "DSP403", "nvme-without-path", severity=ERROR, keys=[f"{PARAM}/nvme_path", f"{OPTIMIZER}/nvme_path"], raises="init"
+)
 def nvme_without_path(document: Document, zero_stage: int) -> Iterator[Hit]:
     """device nvme needs nvme_path.
 
@@ -90,7 +92,7 @@ def nvme_below_stage_3(document: Document, zero_stage: int) -> Iterator[Hit]:
         )
 
 
-@rule("DSP405", "ratio-below-stage-3", severity=ERROR, keys=[f"{OPTIMIZER}/ratio"])
+@rule("DSP405", "ratio-below-stage-3", severity=ERROR, keys=[f"{OPTIMIZER}/ratio"], raises="parse")
 def ratio_below_stage_3(document: Document, zero_stage: int) -> Iterator[Hit]:
     """offload_optimizer.ratio below 1 needs zero_stage 3.
 

@@ -37,7 +37,7 @@ def params(document: Document, block: str = "/optimizer") -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-@rule("DSP601", "unknown-optimizer", severity=ERROR, keys=[TYPE])
+@rule("DSP601", "unknown-optimizer", severity=ERROR, keys=[TYPE], raises="init")
 def unknown_optimizer(document: Document) -> Iterator[Hit]:
     """optimizer.type must be one of DeepSpeed's nine in any case, or a class of torch.optim in exact case.
 
@@ -79,7 +79,7 @@ def optimizer_without_type(document: Document) -> Iterator[Hit]:
         yield Hit("/optimizer", "optimizer has no type, so DeepSpeed ignores the block", remedy="add type", on_key=True)
 
 
-@rule("DSP603", "unknown-optimizer-argument", severity=ERROR, keys=[PARAMS])
+@rule("DSP603", "unknown-optimizer-argument", severity=ERROR, keys=[PARAMS], raises="init")
 def unknown_optimizer_argument(document: Document) -> Iterator[Hit]:
     """optimizer.params must hold arguments of that optimizer.
 
@@ -98,6 +98,7 @@ def unknown_optimizer_argument(document: Document) -> Iterator[Hit]:
             remedy=f'write "{meant}"' if meant else f"it takes {one_of(takes)}" if len(takes) <= 12 else "remove it",
             on_key=True,
             severity=WARNING if kind == "Muon" and not meant else ERROR,
+            raises="never" if kind == "Muon" else None,
         )
 
 
@@ -120,7 +121,7 @@ def unknown_arguments(document: Document, block: str, kind: str | None) -> Itera
             yield name, meant, sorted(takes or properties)
 
 
-@rule("DSP604", "clipping-in-optimizer", severity=ERROR, keys=[f"{PARAMS}/max_grad_norm"])
+@rule("DSP604", "clipping-in-optimizer", severity=ERROR, keys=[f"{PARAMS}/max_grad_norm"], raises="init")
 def clipping_in_optimizer(document: Document) -> Iterator[Hit]:
     """max_grad_norm is no argument of the optimizer; the key is gradient_clipping, at the top level.
 
@@ -160,7 +161,7 @@ def adam_is_adamw(document: Document) -> Iterator[Hit]:
         )
 
 
-@rule("DSP606", "untested-optimizer", severity=ERROR, keys=[TYPE, "/zero_allow_untested_optimizer"])
+@rule("DSP606", "untested-optimizer", severity=ERROR, keys=[TYPE, "/zero_allow_untested_optimizer"], raises="init")
 def untested_optimizer(document: Document, zero_stage: int, reader: str) -> Iterator[Hit]:
     """With ZeRO, an optimizer that DeepSpeed does not test needs zero_allow_untested_optimizer.
 
@@ -180,7 +181,7 @@ def untested_optimizer(document: Document, zero_stage: int, reader: str) -> Iter
         )
 
 
-@rule("DSP607", "muon-at-stage-3", severity=ERROR, keys=[TYPE])
+@rule("DSP607", "muon-at-stage-3", severity=ERROR, keys=[TYPE], raises="init")
 def muon_at_stage_3(document: Document, zero_stage: int) -> Iterator[Hit]:
     """Muon at zero_stage 3 needs reduce_scatter false.
 

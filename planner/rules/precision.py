@@ -32,7 +32,7 @@ def bf16_block(document: Document) -> str:
     return "/bf16" if document.at("/bf16") is not None else "/bfloat16"
 
 
-@rule("DSP201", "fp16-and-bf16", severity=ERROR, keys=["/fp16/enabled", "/bf16/enabled"])
+@rule("DSP201", "fp16-and-bf16", severity=ERROR, keys=["/fp16/enabled", "/bf16/enabled"], raises="parse")
 def fp16_and_bf16(document: Document) -> Iterator[Hit]:
     """Only one of fp16 and bf16 may be on.
 
@@ -104,7 +104,13 @@ def fixed_loss_scale(document: Document) -> Iterator[Hit]:
         )
 
 
-@rule("DSP205", "loss-scale-floor", severity=ERROR, keys=["/fp16/min_loss_scale", "/fp16/loss_scale_window"])
+@rule(
+    "DSP205",
+    "loss-scale-floor",
+    severity=ERROR,
+    keys=["/fp16/min_loss_scale", "/fp16/loss_scale_window"],
+    raises="parse",
+)
 def loss_scale_floor(document: Document) -> Iterator[Hit]:
     """With dynamic loss scaling, min_loss_scale and loss_scale_window must be at least 1.
 
@@ -126,7 +132,7 @@ def loss_scale_floor(document: Document) -> Iterator[Hit]:
             )
 
 
-@rule("DSP206", "auto-cast-without-fp16", severity=ERROR, keys=["/fp16/auto_cast"])
+@rule("DSP206", "auto-cast-without-fp16", severity=ERROR, keys=["/fp16/auto_cast"], raises="step")
 def auto_cast_without_fp16(document: Document) -> Iterator[Hit]:
     """fp16.auto_cast acts even where fp16 is off.
 
@@ -151,7 +157,7 @@ _MODE_NAMES = {
 }
 
 
-@rule("DSP207", "param-type-unlike-mode", severity=ERROR, keys=["/data_types/param_dtype"])
+@rule("DSP207", "param-type-unlike-mode", severity=ERROR, keys=["/data_types/param_dtype"], raises="init")
 def param_type_unlike_mode(document: Document, config: DsConfig, reader: str) -> Iterator[Hit]:
     """data_types.param_dtype must be that of the precision mode.
 
@@ -173,7 +179,13 @@ def param_type_unlike_mode(document: Document, config: DsConfig, reader: str) ->
         )
 
 
-@rule("DSP208", "sixteen-bit-masters", severity=ERROR, keys=["/fp16/fp16_master_weights_and_grads", "/bf16"])
+@rule(
+    "DSP208",
+    "sixteen-bit-masters",
+    severity=ERROR,
+    keys=["/fp16/fp16_master_weights_and_grads", "/bf16"],
+    raises="init",
+)
 def sixteen_bit_masters(document: Document, zero_stage: int, config: DsConfig) -> Iterator[Hit]:
     """16-bit master weights need zero_stage 1 or more and an offloaded optimizer.
 
@@ -191,7 +203,12 @@ def sixteen_bit_masters(document: Document, zero_stage: int, config: DsConfig) -
             continue
         name = pointer.strip("/").replace("/", ".")
         if zero_stage == 0:
-            yield Hit(pointer, f"{name} is on at zero_stage 0, but needs zero_stage 1 or more", remedy="set false")
+            yield Hit(
+                pointer,
+                f"{name} is on at zero_stage 0, but needs zero_stage 1 or more",
+                remedy="set false",
+                raises="parse",
+            )
         elif (
             config.offload == "none"
             and not (states and pointer.startswith(bf16))
@@ -207,6 +224,7 @@ def sixteen_bit_masters(document: Document, zero_stage: int, config: DsConfig) -
             f"{bf16}/bf16_optimizer_states",
             "bf16_optimizer_states is on, but needs bf16_master_weights_and_grads",
             remedy="set both, or none",
+            raises="parse",
         )
 
 

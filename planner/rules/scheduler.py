@@ -20,7 +20,7 @@ def _kind(document: Document) -> str | None:
     return written if isinstance(written, str) and written in known["deepspeed"] + known["torch"] else None
 
 
-@rule("DSP701", "unknown-scheduler", severity=ERROR, keys=[TYPE])
+@rule("DSP701", "unknown-scheduler", severity=ERROR, keys=[TYPE], raises="init")
 def unknown_scheduler(document: Document) -> Iterator[Hit]:
     """scheduler.type must be one of DeepSpeed's five or a class of torch.optim.lr_scheduler, in exact case.
 
@@ -43,7 +43,7 @@ def unknown_scheduler(document: Document) -> Iterator[Hit]:
     )
 
 
-@rule("DSP702", "scheduler-argument-missing", severity=ERROR, keys=[PARAMS])
+@rule("DSP702", "scheduler-argument-missing", severity=ERROR, keys=[PARAMS], raises="init")
 def scheduler_argument_missing(document: Document) -> Iterator[Hit]:
     """scheduler.params must be there, and hold what the schedule cannot do without.
 
@@ -76,7 +76,7 @@ def scheduler_argument_missing(document: Document) -> Iterator[Hit]:
         )
 
 
-@rule("DSP703", "unknown-scheduler-argument", severity=ERROR, keys=[PARAMS])
+@rule("DSP703", "unknown-scheduler-argument", severity=ERROR, keys=[PARAMS], raises="init")
 def unknown_scheduler_argument(document: Document) -> Iterator[Hit]:
     """scheduler.params must hold arguments of that schedule.
 
@@ -137,7 +137,7 @@ def scheduler_without_optimizer(document: Document) -> Iterator[Hit]:
         )
 
 
-@rule("DSP706", "torch-schedule-under-zero", severity=ERROR, keys=[TYPE])
+@rule("DSP706", "torch-schedule-under-zero", severity=ERROR, keys=[TYPE], raises="init")
 def torch_schedule_under_zero(document: Document, zero_stage: int) -> Iterator[Hit]:
     """A schedule of torch.optim.lr_scheduler does not go with ZeRO.
 

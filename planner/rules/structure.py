@@ -12,7 +12,7 @@ from dsplan.schemas.finding import Fix
 from dsplan.schemas.positions import BOM, Document, SyntaxProblem, escape, shape, steps
 
 
-@rule("DSP000", "bad-syntax", severity=ERROR, keys=[])
+@rule("DSP000", "bad-syntax", severity=ERROR, keys=[], raises="load")
 def bad_syntax(syntax: SyntaxProblem, reader: str) -> Iterator[Hit]:
     """The text must be hjson for DeepSpeed, and strict JSON for HF Trainer and Accelerate.
 
@@ -45,7 +45,7 @@ def unknown_key(document: Document) -> Iterator[Hit]:
         meant = near(member)
         if meant:
             known = f"{member.block_pointer}/{escape(meant)}"
-            if member.strict and member.value != "auto":
+            if refused(member):
                 effect = "; DeepSpeed refuses it"
             elif document.has(known):
                 effect = f"; DeepSpeed ignores it (the {meant} beside it counts)"
@@ -59,11 +59,18 @@ def unknown_key(document: Document) -> Iterator[Hit]:
                 on_key=True,
                 fix=fix,
                 severity=WARNING if member.block.get("x-near") == "warning" else None,
+                raises="parse" if refused(member) else None,
             )
-        elif member.strict and member.value != "auto":
-            yield Hit(member.pointer, f"{said}, which DeepSpeed refuses", remedy="remove it", on_key=True)
+        elif refused(member):
+            said += ", which DeepSpeed refuses"
+            yield Hit(member.pointer, said, remedy="remove it", on_key=True, raises="parse")
         else:
             yield Hit(member.pointer, f"{said}; DeepSpeed ignores it", on_key=True, severity=WARNING)
+
+
+def refused(member: Member) -> bool:
+    """DeepSpeed raises on a key that this block does not know; one that is "auto" it drops."""
+    return member.strict and member.value != "auto"
 
 
 def near(member: Member) -> str | None:
@@ -109,21 +116,21 @@ def misplaced_key(document: Document) -> Iterator[Hit]:
         homes = misplaced(member)
         if not homes:
             continue
-        refused = member.strict and member.value != "auto"
         where = " or ".join(title(home) or "the top level" for home in homes)
         here = title(member.block_pointer) or "the top level"
         known = f"{homes[0]}/{escape(member.name)}"
         effect = f", so {absent(known)}" if len(homes) == 1 and not document.has(known) else ""
         yield Hit(
             member.pointer,
-            f"{member.name} belongs in {where}; in {here} DeepSpeed {'refuses' if refused else 'ignores'} it"
-            f"{'' if refused else effect}",
+            f"{member.name} belongs in {where}; in {here} DeepSpeed {'refuses' if refused(member) else 'ignores'} it"
+            f"{'' if refused(member) else effect}",
             remedy=f"move it to {where}",
             on_key=True,
+            raises="parse" if refused(member) else None,
         )
 
 
-@rule("DSP005", "removed-key", severity=ERROR, keys=[])
+@rule("DSP005", "removed-key", severity=ERROR, keys=[], raises="parse")
 def removed_key(document: Document) -> Iterator[Hit]:
     """A block that DeepSpeed has removed must go, even where it is switched off.
 
@@ -163,11 +170,12 @@ def duplicate_key(document: Document, reader: str) -> Iterator[Hit]:
             f"key {shape(name)} stands here a second time (first in line {line}); {fate}",
             remedy="remove one of the two",
             severity=ERROR if reader == "deepspeed" else WARNING,
+            raises="load" if reader == "deepspeed" else None,
             span=duplicate.again,
         )
 
 
-@rule("DSP009", "not-an-object", severity=ERROR, keys=[])
+@rule("DSP009", "not-an-object", severity=ERROR, keys=[], raises="parse")
 def not_an_object(document: Document) -> Iterator[Hit]:
     """The top level must be an object with keys.
 
@@ -250,7 +258,7 @@ def deprecated_key(document: Document) -> Iterator[Hit]:
         )
 
 
-@rule("DSP012", "two-names-for-one", severity=ERROR, keys=["/zero_optimization"])
+@rule("DSP012", "two-names-for-one", severity=ERROR, keys=["/zero_optimization"], raises="parse")
 def two_names(document: Document) -> Iterator[Hit]:
     """A key and its other name may not both be there.
 
@@ -279,7 +287,7 @@ def two_names(document: Document) -> Iterator[Hit]:
 
 
 @rule("DSP015", "byte-order-mark", severity=WARNING, keys=[])
-def byte_order_mark(document: Document) -> Iterator[Hit]:
+def byte_order_mark(document: Document, reader: str) -> Iterator[Hit]:
     """The file should not start with a byte-order mark.
 
     Why:    DeepSpeed reads over it; HF Trainer and Accelerate fail on it.
@@ -293,6 +301,7 @@ def byte_order_mark(document: Document) -> Iterator[Hit]:
             "",
             "the file starts with a byte-order mark; HF Trainer and Accelerate cannot read it",
             remedy="save it without one",
+            raises=None if reader == "deepspeed" else "load",
             fix=None if document.text.startswith(2 * BOM) else replaced((0, 1), ""),
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dsplan.planner.rules.known_keys import Member, shadowed
+from dsplan.schemas.finding import Moment
 from dsplan.schemas.known_keys import Node
 from dsplan.schemas.positions import Document, shape
 
@@ -56,6 +57,19 @@ def fault(member: Member, document: Document) -> Fault | None:
     if not _allowed(taken, node):
         return Fault("range", must)
     return None
+
+
+def moment(member: Member, kind: Kind) -> Moment | Literal["never"]:
+    """When DeepSpeed raises on a value with that fault."""
+    node = member.node or {}
+    late: Moment | Literal["never"] = node.get("x-late", "never")
+    if member.strict:
+        return "never" if kind == "auto" else late if kind == "range" and late != "never" else "parse"
+    if kind == "flag":
+        return "parse"
+    if kind != "range" and _is(member.value, node.get("x-parses", []), exact=True):
+        return "never"
+    return late
 
 
 def swallowed(document: Document, pointer: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
-from dsplan.planner.rules.values import fault
+from dsplan.planner.rules.values import fault, moment
 from dsplan.schemas.finding import Severity
 from dsplan.schemas.json_parser import PYTHON_WORDS
 from dsplan.schemas.positions import Document, shape
@@ -40,6 +40,7 @@ def wrong_type(document: Document) -> Iterator[Hit]:
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=near,
                 severity=_late(member),
+                raises=moment(member, "type"),
             )
 
 
@@ -66,6 +67,7 @@ def value_not_allowed(document: Document) -> Iterator[Hit]:
                 member.pointer,
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}{more}",
                 severity=severity,
+                raises=moment(member, "range"),
             )
 
 
@@ -95,14 +97,19 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
             who = "only Accelerate fills" if filler == "accelerate" else "only HF Trainer and Accelerate fill"
         said = f'{title(member.pointer)} is "auto", which {who}'
         if member.strict and reader == "accelerate":
-            yield Hit(member.pointer, f"{said}; Accelerate refuses the file", remedy="write a value")
+            yield Hit(member.pointer, f"{said}; Accelerate refuses the file", remedy="write a value", raises="load")
         elif member.strict:
             default = json.dumps(node["default"]) if "default" in node else "its default"
             severity: Severity = ERROR if "x-auto-decides" in node else WARNING if filler else INFO
             fate = f"; DeepSpeed drops it and takes {default}"
             yield Hit(member.pointer, said + fate, remedy="write a value, or remove it", severity=severity)
         elif filler or node.get("x-late"):
-            yield Hit(member.pointer, f"{said}; DeepSpeed keeps it as a text and fails on it", remedy="write a value")
+            yield Hit(
+                member.pointer,
+                f"{said}; DeepSpeed keeps it as a text and fails on it",
+                remedy="write a value",
+                raises=moment(member, "auto"),
+            )
         elif node.get("type") == "boolean":
             yield Hit(
                 member.pointer,
@@ -136,6 +143,7 @@ def block_not_an_object(document: Document) -> Iterator[Hit]:
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=remedy,
                 fix=fix,
+                raises=moment(member, "flag"),
             )
 
 
@@ -174,6 +182,7 @@ def swallowed_line(document: Document) -> Iterator[Hit]:
             f"{title(member.pointer)} is the text {shape(member.value)}{fate}: a word without quotes takes the rest of its line",
             remedy=f"write {written},",
             fix=fix,
+            raises=moment(member, "swallowed"),
         )
 
 
@@ -204,6 +213,7 @@ def text_for_boolean(document: Document) -> Iterator[Hit]:
             else "write true or false",
             fix=fix,
             severity=ERROR if late or (no and member.value) else WARNING,
+            raises=moment(member, "text-for-boolean"),
         )
 
 

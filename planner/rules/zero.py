@@ -51,6 +51,7 @@ def key_of_another_stage(document: Document, zero_stage: int) -> Iterator[Hit]:
     "division-before-reduce-scatter",
     severity=ERROR,
     keys=["/prescale_gradients", "/gradient_predivide_factor"],
+    raises="init",
 )
 def division_before_reduce_scatter(document: Document, zero_stage: int) -> Iterator[Hit]:
     """prescale_gradients and gradient_predivide_factor do not go with reduce_scatter at stages 2 and 3.
@@ -81,7 +82,7 @@ def division_before_reduce_scatter(document: Document, zero_stage: int) -> Itera
         )
 
 
-@rule("DSP303", "no-gradient-norm", severity=ERROR, keys=[f"{ZERO}/compute_grad_norm"])
+@rule("DSP303", "no-gradient-norm", severity=ERROR, keys=[f"{ZERO}/compute_grad_norm"], raises="init")
 def no_gradient_norm(document: Document, zero_stage: int, config: DsConfig) -> Iterator[Hit]:
     """compute_grad_norm false needs zero_stage 1 or 2, gradient_clipping 0 and no offload.
 
@@ -96,7 +97,12 @@ def no_gradient_norm(document: Document, zero_stage: int, config: DsConfig) -> I
         return
     said, pointer = "compute_grad_norm is false, but", f"{ZERO}/compute_grad_norm"
     if zero_stage not in (1, 2):
-        yield Hit(pointer, f"{said} zero_stage {zero_stage} refuses that; only 1 and 2 take it", remedy="remove it")
+        yield Hit(
+            pointer,
+            f"{said} zero_stage {zero_stage} refuses that; only 1 and 2 take it",
+            remedy="remove it",
+            raises="parse",
+        )
     elif config.gradient_clipping > 0:
         clip = f"{config.gradient_clipping:g}" + ("" if document.has("/gradient_clipping") else " by default")
         yield Hit(
@@ -108,7 +114,7 @@ def no_gradient_norm(document: Document, zero_stage: int, config: DsConfig) -> I
         yield Hit(pointer, f"{said} an offloaded optimizer needs the norm", remedy="remove it")
 
 
-@rule("DSP304", "odd-allgather-bucket", severity=ERROR, keys=[f"{ZERO}/allgather_bucket_size"])
+@rule("DSP304", "odd-allgather-bucket", severity=ERROR, keys=[f"{ZERO}/allgather_bucket_size"], raises="init")
 def odd_allgather_bucket(document: Document, zero_stage: int) -> Iterator[Hit]:
     """allgather_bucket_size must be even at stages 1 and 2.
 
@@ -127,7 +133,7 @@ def odd_allgather_bucket(document: Document, zero_stage: int) -> Iterator[Hit]:
         )
 
 
-@rule("DSP305", "sum-of-gradients", severity=ERROR, keys=["/gradient_allreduce_op"])
+@rule("DSP305", "sum-of-gradients", severity=ERROR, keys=["/gradient_allreduce_op"], raises="parse")
 def sum_of_gradients(document: Document, zero_stage: int) -> Iterator[Hit]:
     """gradient_allreduce_op sum does not go with stage 3, ZenFlow or DeepCompile.
 
@@ -156,7 +162,7 @@ def sum_of_gradients(document: Document, zero_stage: int) -> Iterator[Hit]:
         )
 
 
-@rule("DSP306", "unmanaged-accumulation", severity=ERROR, keys=["/managed_gradient_accumulation"])
+@rule("DSP306", "unmanaged-accumulation", severity=ERROR, keys=["/managed_gradient_accumulation"], raises="init")
 def unmanaged_accumulation(document: Document, zero_stage: int) -> Iterator[Hit]:
     """managed_gradient_accumulation false does not go with overlap_comm below stage 2, nor with DeepCompile.
 
@@ -182,7 +188,7 @@ def unmanaged_accumulation(document: Document, zero_stage: int) -> Iterator[Hit]
         )
 
 
-@rule("DSP307", "partition-beyond-cluster", severity=ERROR, keys=[f"{ZERO}/zero_hpz_partition_size"])
+@rule("DSP307", "partition-beyond-cluster", severity=ERROR, keys=[f"{ZERO}/zero_hpz_partition_size"], raises="init")
 def partition_beyond_cluster(document: Document, zero_stage: int, cluster: Cluster) -> Iterator[Hit]:
     """zero_hpz_partition_size must divide the number of GPUs.
 
@@ -207,7 +213,9 @@ def partition_beyond_cluster(document: Document, zero_stage: int, cluster: Clust
         yield Hit(f"{ZERO}/zero_hpz_partition_size", f"{said}, which does not divide {ranks} GPUs")
 
 
-@rule("DSP308", "autocast-with-quantized-weights", severity=ERROR, keys=[f"{ZERO}/zero_quantized_weights"])
+@rule(
+    "DSP308", "autocast-with-quantized-weights", severity=ERROR, keys=[f"{ZERO}/zero_quantized_weights"], raises="init"
+)
 def autocast_with_quantized_weights(document: Document, zero_stage: int) -> Iterator[Hit]:
     """zero_quantized_weights does not go with torch_autocast.
 
