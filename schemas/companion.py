@@ -28,14 +28,45 @@ class Companion:
     gradient_clipping: float | None = None
     zero_stage: int | None = None
     offload: str | None = None
+    config_file: str | None = None
+    """The DeepSpeed JSON that the companion names."""
+    beside_config_file: tuple[str, ...] = ()
+    """What Accelerate refuses in its own file where that names a config_file."""
+    processes: int | None = None
+    """Over all machines (Accelerate's num_processes)."""
+    mixed_precision: str | None = None
+    """Accelerate's word: no, fp16, bf16 or fp8."""
+    optimizer_device: str | None = None
+    param_device: str | None = None
+    optimizer_nvme_path: str | None = None
+    param_nvme_path: str | None = None
+    gather_16bit: bool | None = None
+    """Accelerate's zero3_save_16bit_model."""
+    learning_rate: float | None = None
+    adam_beta1: float | None = None
+    adam_beta2: float | None = None
+    adam_epsilon: float | None = None
+    weight_decay: float | None = None
+    warmup_steps: int | None = None
+    warmup_ratio: float | None = None
+    max_steps: int | None = None
+    optim: str | None = None
+    """The trainer's own word for the optimizer, as adamw_torch_fused."""
+    lr_scheduler: str | None = None
+    finds_batch: bool = False
+    """The Trainer looks for a micro-batch that fits, so none is compared (auto_find_batch_size)."""
 
 
 def read_companion(path: str) -> Companion:
     """The companion file at `path`, its kind told by its keys. Problem where it cannot be read or is none of the four."""
-    raw = _load(path)
-    for kind, told_by, fields in _KINDS:
-        if told_by(raw):
-            return Companion(kind=kind, source=path, **_checked(path, fields(raw)))
+    return companion_of(_load(path), path)
+
+
+def companion_of(raw: Mapping[str, Any], path: str, kind: Kind | None = None) -> Companion:
+    """The same of the options themselves. `path` names them in messages; kind: known without a look at the keys."""
+    for known, told_by, fields in _KINDS:
+        if known == kind or (kind is None and told_by(raw)):
+            return Companion(kind=known, source=path, **_checked(path, fields(raw)))
     raise Problem(
         f"{path}: is none of HF TrainingArguments (per_device_train_batch_size), Accelerate (distributed_type), "
         "axolotl (base_model, micro_batch_size) and LLaMA-Factory (finetuning_type); --args takes one of these"
@@ -77,14 +108,57 @@ def _trainer(raw: Mapping[str, Any]) -> dict[str, Any]:
         "seq_len": raw.get("max_seq_length", raw.get("cutoff_len", raw.get("max_length"))),
         "optimizer": _optimizer(raw.get("optim")),
         "gradient_clipping": raw.get("max_grad_norm"),
+        **_training(raw),
+        "optim": raw.get("optim"),
+        "adam_beta1": raw.get("adam_beta1"),
+        "adam_beta2": raw.get("adam_beta2"),
+        "adam_epsilon": raw.get("adam_epsilon"),
+        "lr_scheduler": raw.get("lr_scheduler_type"),
+        "finds_batch": _true(raw.get("auto_find_batch_size")),
     }
+
+
+def _training(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What TrainingArguments and axolotl call by the same name. warmup_steps below 1 is a share of all steps."""
+    warmup = raw.get("warmup_steps")
+    share = isinstance(warmup, float) and 0 < warmup < 1
+    deepspeed = raw.get("deepspeed")
+    steps = raw.get("max_steps")
+    return {
+        "learning_rate": raw.get("learning_rate"),
+        "weight_decay": raw.get("weight_decay"),
+        "warmup_steps": None if share else warmup,
+        "warmup_ratio": warmup if share else raw.get("warmup_ratio"),
+        "max_steps": None if steps in (-1, 0) else steps,
+        "config_file": deepspeed if isinstance(deepspeed, str) and deepspeed else None,
+    }
+
+
+_REFUSED_BESIDE = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "zero3_save_16bit_model",
+    "mixed_precision",
+)
+"""Source: accelerate/utils/dataclasses.py, _deepspeed_config_checks."""
 
 
 def _accelerate(raw: Mapping[str, Any]) -> dict[str, Any]:
     inner = raw.get("deepspeed_config") or {}
     if not isinstance(inner, Mapping):
         inner = {}
-    mixed = raw.get("mixed_precision")
+    mixed, clipping, steps = (
+        raw.get("mixed_precision"),
+        inner.get("gradient_clipping"),
+        inner.get("gradient_accumulation_steps"),
+    )
+    named = inner.get("deepspeed_config_file") is not None
+    beside = [name for name in _REFUSED_BESIDE if named and (name in inner or raw.get(name) is not None)]
     offload = (
         "param"
         if inner.get("offload_param_device") in ("cpu", "nvme")
@@ -93,13 +167,22 @@ def _accelerate(raw: Mapping[str, Any]) -> dict[str, Any]:
         else None
     )
     return {
-        "accumulation": inner.get("gradient_accumulation_steps"),
-        "precision": {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}.get(str(mixed).lower())
-        if mixed is not None
-        else None,
-        "gradient_clipping": inner.get("gradient_clipping"),
+        "accumulation": None if steps == "auto" else steps,
+        "precision": {"no": "fp32", "false": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}.get(
+            str(mixed).lower()
+        ),
+        "gradient_clipping": None if clipping == "auto" else clipping,
         "zero_stage": inner.get("zero_stage"),
         "offload": offload,
+        "config_file": inner.get("deepspeed_config_file"),
+        "beside_config_file": tuple(beside),
+        "processes": raw.get("num_processes"),
+        "mixed_precision": None if mixed is None else "no" if mixed is False else str(mixed).lower(),
+        "optimizer_device": inner.get("offload_optimizer_device"),
+        "param_device": inner.get("offload_param_device"),
+        "optimizer_nvme_path": inner.get("offload_optimizer_nvme_path"),
+        "param_nvme_path": inner.get("offload_param_nvme_path"),
+        "gather_16bit": inner.get("zero3_save_16bit_model"),
     }
 
 
@@ -112,13 +195,24 @@ def _axolotl(raw: Mapping[str, Any]) -> dict[str, Any]:
         "seq_len": raw.get("sequence_len"),
         "optimizer": _optimizer(raw.get("optimizer")),
         "gradient_clipping": raw.get("max_grad_norm"),
+        **_training(raw),
+        "optim": raw.get("optimizer"),
+        "adam_beta1": raw.get("adam_beta1"),
+        "adam_beta2": raw.get("adam_beta2"),
+        "adam_epsilon": raw.get("adam_epsilon"),
+        "lr_scheduler": raw.get("lr_scheduler"),
+        "finds_batch": _true(raw.get("auto_find_batch_size")),
     }
 
 
+def _true(value: Any) -> bool:
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
 def _flags(raw: Mapping[str, Any]) -> str | None:
-    if raw.get("bf16") in (True, "true", "full", "auto"):
+    if _true(raw.get("bf16")) or raw.get("bf16") in ("full", "auto") or _true(raw.get("bf16_full_eval")):
         return "bf16"
-    if raw.get("fp16") in (True, "true"):
+    if _true(raw.get("fp16")) or _true(raw.get("fp16_full_eval")):
         return "fp16"
     return "fp32" if raw.get("bf16") is False or raw.get("fp16") is False else None
 
@@ -148,12 +242,58 @@ _KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Any]], bool], Callable[[Mapping
 )
 
 
+_WHOLE = ("micro_batch", "accumulation", "seq_len", "processes", "max_steps")
+_NUMBERS = (
+    "gradient_clipping",
+    "learning_rate",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "weight_decay",
+    "warmup_steps",
+    "warmup_ratio",
+)
+_TEXTS = (
+    "optim",
+    "lr_scheduler",
+    "config_file",
+    "optimizer_device",
+    "param_device",
+    "optimizer_nvme_path",
+    "param_nvme_path",
+)
+
+
 def _checked(path: str, values: dict[str, Any]) -> dict[str, Any]:
-    for name in ("micro_batch", "accumulation", "seq_len"):
+    for name in _WHOLE:
         value = values.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise Problem(f"{path}: {name} is {value!r}, but must be a whole number of at least 1")
+    for name in _NUMBERS:
+        if values.get(name) is not None:
+            values[name] = _number(path, name, values[name])
+    if values.get("warmup_steps") is not None:
+        values["warmup_steps"] = int(values["warmup_steps"])
+    for name in _TEXTS:
+        value = values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise Problem(f"{path}: {name} is {value!r}, but must be a text")
+    gather = values.get("gather_16bit")
+    values["gather_16bit"] = None if gather is None else _true(gather)
     stage = values.get("zero_stage")
-    if stage is not None and stage not in (0, 1, 2, 3):
+    if stage is not None and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
         raise Problem(f"{path}: zero_stage is {stage!r}, but must be 0, 1, 2 or 3")
     return values
+
+
+def _number(path: str, name: str, value: Any) -> int | float:
+    """A number, or the text of one: YAML 1.1 takes 5e-5 for a text."""
+    number = value
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < float("inf"):
+        raise Problem(f"{path}: {name} is {value!r}, but must be a number of at least 0")
+    return number

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from dsplan.planner.filling import ACCELERATE_FILLS, PARAMS, SCHEDULE, ZERO, Filled
 from dsplan.planner.rules.known_keys import members, title
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.precision import on
@@ -13,7 +13,11 @@ from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.positions import Document
 
-Table = Mapping[str, Filled]
+if TYPE_CHECKING:
+    from dsplan.planner.filling import Filled
+
+Table = Mapping[str, "Filled"]
+ZERO, PARAMS, SCHEDULE = "/zero_optimization", "/optimizer/params", "/scheduler/params"
 MICRO, STEPS = "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"
 
 
@@ -139,9 +143,10 @@ def _differing(document: Document, filled: Table, pointers: tuple[str, ...]) -> 
     """Those that the file names otherwise. Compared as the readers do, so that a text is no number."""
     for pointer in pointers:
         written = document.at(pointer)
-        if pointer in filled and pointer in document.values_at and written is not None:
-            if written != "auto" and written != filled[pointer].value:
-                yield pointer
+        if pointer not in filled or pointer not in document.values_at or written is None or written == "auto":
+            continue
+        if written != filled[pointer].value:
+            yield pointer
 
 
 def _unlike(document: Document, pointer: str, told: Filled) -> str:
@@ -157,8 +162,8 @@ def fields_beside_config_file(document: Document, companion: Companion) -> Itera
             gradient_accumulation_steps, zero3_save_16bit_model or mixed_precision stand beside deepspeed_config_file.
     Given:  reader accelerate, args.kind accelerate, args.config_file ds.json, args.beside_config_file zero_stage
     Bad:    {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
-    Given:  reader accelerate
-    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+    Given:  Good with reader accelerate, args.kind accelerate, args.config_file ds.json
+    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
     Fix:    none
     Source: accelerate/utils/dataclasses.py, _deepspeed_config_checks
     """
@@ -263,6 +268,8 @@ def auto_accelerate_cannot_fill(document: Document, companion: Companion) -> Ite
     Source: accelerate/utils/dataclasses.py, fill_match; accelerate/accelerator.py, _prepare_deepspeed
     """
     if companion.kind == "accelerate":
+        from dsplan.planner.filling import ACCELERATE_FILLS
+
         for member in members(document):
             filler = (member.node or {}).get("x-auto")
             if member.value == "auto" and filler and member.pointer not in ACCELERATE_FILLS:
@@ -338,8 +345,8 @@ def processes_unlike_cluster(document: Document, companion: Companion, cluster: 
     Why:    num_processes counts over all machines, and decides the global batch.
     Given:  reader accelerate, args.kind accelerate, args.processes 4, dp 8
     Bad:    {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
-    Given:  reader accelerate, dp 8
-    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+    Given:  Good with reader accelerate, args.kind accelerate, args.processes 8, dp 8
+    Good:   {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
     Fix:    none
     Source: accelerate/utils/launch.py, prepare_multi_gpu_env
     """

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from typing import Any
 
 from dsplan.planner.linting import lint_text
+from dsplan.planner.project import Project
 from dsplan.planner.rules import Rule
 from dsplan.planner.rules.fit import Fit
+from dsplan.planner.rules.policy import Policy
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.finding import FileFindings
@@ -15,19 +19,48 @@ from dsplan.schemas.finding import FileFindings
 def linted(rule: Rule, text: str) -> FileFindings:
     """The findings of an example, in the setting of its Given lines.
 
-    Given: dp N, reader NAME, engine NAME, args.FIELD N, or gib_per_sample N with usable_gib N (a model that takes so much
-    per sample, and 5 % more at most); else no cluster, DeepSpeed reads and runs it.
+    Given: dp N, reader NAME, engine NAME, args.FIELD N, policy POINTER:SCHEMA (without spaces), or gib_per_sample N with usable_gib N (a model that takes so much
+    per sample, and 5 % more at most); else no cluster, DeepSpeed reads and runs it. args are those of the Trainer unless
+    args.kind says otherwise. A Given that begins with "Good with" is the setting of Good, and the others are that of Bad.
     """
-    given = dict(part.split() for text in rule.section("Given") for part in text.rstrip(".").split(", "))
-    arguments = {key.removeprefix("args."): int(value) for key, value in given.items() if key.startswith("args.")}
+    given = _given(rule, text)
+    arguments = {
+        key.removeprefix("args."): _value(key, value) for key, value in given.items() if key.startswith("args.")
+    }
     return lint_text(
         text.replace("\\ufeff", "\ufeff"),
         cluster=parse_cluster(given["dp"]) if "dp" in given else None,
         reader=given.get("reader", "deepspeed"),
         engine=given.get("engine", "deepspeed"),
         fit=_fit(given, text),
-        companion=Companion(kind="trainer", source="args.yaml", **arguments) if arguments else None,  # type: ignore[arg-type]
+        project=_project(given["policy"]) if "policy" in given else None,
+        companion=Companion(**{"kind": "trainer", "source": "args.yaml", **arguments}) if arguments else None,
     )
+
+
+def _given(rule: Rule, text: str) -> dict[str, str]:
+    lines, start = rule.section("Given"), "Good with "
+    of_good = [line.removeprefix(start) for line in lines if line.startswith(start)]
+    if not (of_good and text in rule.section("Good")):
+        of_good = [line for line in lines if not line.startswith(start)]
+    return dict(part.split() for line in of_good for part in line.rstrip(".").split(", "))
+
+
+def _value(key: str, text: str) -> Any:
+    """A number where it is one; a list of names for what Accelerate refuses."""
+    if key == "args.beside_config_file":
+        return (text,)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _project(text: str) -> Project:
+    """A project with one policy."""
+    pointer, _, schema = text.partition(":")
+    policy = Policy(name="ours", pointer=pointer, schema=json.loads(schema))
+    return Project(file="pyproject.toml", folder="/", text="", policies=(policy,))
 
 
 def _fit(given: dict[str, str], text: str) -> Fit | None:
