@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dsplan.planner import project as projects
 from dsplan.planner import suppressing
 from dsplan.planner.open_values import define, fillings, open_names
 from dsplan.planner.reading import Reading, read
@@ -56,7 +57,10 @@ def lint(
         ignore=ignore,
         defines=defines,
     )
-    return [lint_source(source, setting) for source in sources(paths)]
+    found = [lint_source(source, setting) for source in sources(paths)]
+    return found + projects.idle_ignores(
+        found, paths, lambda project: [(rule.id, rule.name) for rule in within(setting, project).rules]
+    )
 
 
 def linter(**options: Any) -> Callable[[str, str], FileFindings]:
@@ -82,6 +86,9 @@ def setting_of(
         reader=reader,
         engine=engine,
         rules=tuple(chosen_rules(select, ignore)),
+        select=tuple(select),
+        ignore=tuple(ignore),
+        project_of=projects.finder(),
         companion=_companion(args),
         fit=_fits(model, cluster, args, engine) if model is not None else None,
         defines=defines or {},
@@ -99,6 +106,7 @@ def lint_text(
     companion: Companion | None = None,
     fit: Fit | Callable[[dict[str, Any]], Fit | str] | None = None,
     defines: Mapping[str, str] | None = None,
+    project: projects.Project | None = None,
 ) -> FileFindings:
     """The findings of one text. The companion says what the reader puts in the place of "auto".
 
@@ -114,7 +122,7 @@ def lint_text(
         fit=fit,
         defines=defines or {},
     )
-    return lint_source(Source(name, text, name), setting)
+    return lint_source(Source(name, text, name), within(setting, project))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +136,38 @@ class Setting:
     companion: Companion | None
     fit: Fit | Callable[[dict[str, Any]], Fit | str] | None
     defines: Mapping[str, str]
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    project_of: Callable[[str], projects.Project | None] = projects.none
+    project: projects.Project | None = None
+
+
+def within(setting: Setting, project: projects.Project | None) -> Setting:
+    """The setting, and what the project says where the options say nothing."""
+    if project is None:
+        return setting
+    try:
+        rules = chosen_rules(setting.select or project.select, setting.ignore or project.ignore)
+    except Problem as problem:
+        raise Problem(f"{project.file}: {problem}") from problem
+    return replace(
+        setting,
+        cluster=setting.cluster or project.cluster,
+        reader=project.reader if project.reader and setting.reader == "auto" else setting.reader,
+        rules=tuple(rules),
+        project=project,
+    )
 
 
 def lint_source(source: Source, setting: Setting) -> FileFindings:
     """The findings of one source. Where values are open, those that stand whatever the values are."""
+    setting = within(setting, setting.project_of(source.path))
     reading = read(source, setting.reader, setting.companion.kind if setting.companion else None)
     document = reading.document
     findings: list[Finding]
     skipped: list[SkippedRule]
     if document is None:
-        findings, skipped = _findings(reading, None, setting, ())
+        findings, skipped = _findings(reading, None, setting, {})
     else:
         document = define(document, setting.defines)
         open_values = open_names(document)
@@ -145,20 +175,25 @@ def lint_source(source: Source, setting: Setting) -> FileFindings:
         common = set.intersection(*(set(found) for found, _ in tries))
         findings = [finding for finding in tries[0][0] if finding in common]
         skipped = tries[0][1]
+        findings += _idle_suppressions(document, reading.read_as, setting, findings, skipped)
     if source.embedded is not None:  # edits are written for a configuration's own file
         findings = [replace(finding, fix=None) for finding in findings]
     findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
+    patterns = [entry.pattern for entry in suppressing.own_entries(document)]
+    patterns += setting.project.ignored_in(source.path) if setting.project else ()
+    told, suppressed = suppressing.sifted(tuple(dict.fromkeys(findings)), patterns)
     return FileFindings(
         file=source.name,
         read_as=reading.read_as,
         text=source.text,
-        findings=tuple(dict.fromkeys(findings)),
+        findings=told,
         skipped_rules=tuple(skipped),
+        suppressed=suppressed,
     )
 
 
 def _findings(
-    reading: Reading, document: Document | None, setting: Setting, open_values: tuple[str, ...]
+    reading: Reading, document: Document | None, setting: Setting, open_values: Mapping[str, str]
 ) -> tuple[list[Finding], list[SkippedRule]]:
     """What each rule says of the document, and the rules that could not speak."""
     needs = dict(NEEDS)
@@ -172,11 +207,17 @@ def _findings(
     if document is not None:
         context["document"] = document
         filled = filled_of(document, setting.companion, setting.cluster) if setting.companion else {}
+        if setting.companion:
+            context["filled"] = filled
         context |= _meaning(document, reading.read_as, {at: value.value for at, value in filled.items()})
         if reading.read_as != "deepspeed":
             context["hf_reader"] = reading.read_as
         if reading.elsewhere is not None:
             context["elsewhere"] = reading.elsewhere
+        if reading.guessed:
+            context["guessed"] = True
+        if setting.project is not None and setting.project.policies:
+            context["policies"] = setting.project.policies
         if open_values:
             context["open_values"] = open_values
         if setting.engine in ("native", "both") and isinstance(document.value, dict):
@@ -198,6 +239,19 @@ def _findings(
         elif document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
             skipped.append(SkippedRule(rule=rule.id, needs=" ".join(needs[need] for need in missing)))
     return findings, skipped
+
+
+def _idle_suppressions(
+    document: Document, read_as: Reader, setting: Setting, findings: Sequence[Finding], skipped: Sequence[SkippedRule]
+) -> list[Finding]:
+    """What the file ignores in vain: judged once all other rules have spoken."""
+    entries = suppressing.own_entries(document)
+    missing = {skip.rule for skip in skipped}
+    ran = {rule.id: rule.name for rule in setting.rules if rule.id not in missing}
+    idle = suppressing.unused(entries, findings, ran.items(), [(rule.id, rule.name) for rule in RULES.values()])
+    context = {"idle_suppressions": idle}
+    judges = [rule for rule in setting.rules if idle and rule.needs == ("idle_suppressions",)]
+    return [_finding(rule, hit, document, read_as) for rule in judges for hit in run(rule, context)]
 
 
 def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
@@ -321,7 +375,7 @@ def _finding(rule: Rule, hit: Hit, document: Document | None, reader: Reader) ->
         pointer=hit.pointer,
         span=hit.span or _span(document, hit),
         message=hit.message,
-        about=reader,
+        about=hit.about or reader,
         remedy=hit.remedy,
         fix=hit.fix,
         raises=_raises(rule, hit),

@@ -30,10 +30,13 @@ def define(document: Document, defines: Mapping[str, str]) -> Document:
     return _with(document, {at: filled(text, defines) for at, text in known.items()})
 
 
-def open_names(document: Document) -> tuple[str, ...]:
-    """What --define would fill, in the order of the text."""
-    at = sorted(document.open, key=lambda pointer: document.values_at[pointer])
-    return tuple(dict.fromkeys(name for pointer in at for name in names(document.open[pointer])))
+def open_names(document: Document) -> dict[str, str]:
+    """What --define would fill, in the order of the text, each with the pointer where it first stands."""
+    first: dict[str, str] = {}
+    for pointer in sorted(document.open, key=lambda pointer: document.values_at[pointer]):
+        for name in names(document.open[pointer]):
+            first.setdefault(name, pointer)
+    return first
 
 
 def fillings(document: Document) -> Iterator[Document]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsplan.planner.rules.known_keys import members
 from dsplan.planner.sources import Source
@@ -17,39 +17,37 @@ from dsplan.schemas.templates import MARK, holes, is_template, masked
 class Reading:
     """document is None where the text cannot be read: syntax says why.
 
-    elsewhere: why the readers of strict JSON could not read a text that DeepSpeed can, where the reader was not named.
+    guessed: nobody named the reader. elsewhere: why the readers of strict JSON could not read what DeepSpeed can.
     """
 
     read_as: Reader
     document: Document | None
     syntax: SyntaxProblem | None = None
+    guessed: bool = False
     elsewhere: SyntaxProblem | None = None
 
 
 def read(source: Source, reader: str, companion_kind: str | None = None) -> Reading:
     """reader "auto": Accelerate or the Trainer where the companion is theirs or the file has an "auto" they fill; else DeepSpeed."""
-    wanted: Reader | None = next((name for name in READERS if name == reader), None)
-    by_companion: Reader | None = None
+    named: Reader | None = next((name for name in READERS if name == reader), None)
+    beside: Reader | None = None
     if companion_kind is not None:
-        by_companion = "accelerate" if companion_kind == "accelerate" else "trainer"
+        beside = "accelerate" if companion_kind == "accelerate" else "trainer"
+    if isinstance(source.embedded, SyntaxProblem):
+        return Reading(named or beside or "deepspeed", None, source.embedded)
     if source.embedded is not None:
-        if isinstance(source.embedded, SyntaxProblem):
-            return Reading(wanted or by_companion or "deepspeed", None, source.embedded)
         _note_texts(source.embedded)
-        return Reading(wanted or by_companion or filling_reader(source.embedded) or "deepspeed", source.embedded)
-    if wanted is not None:
-        return _read(source.text, wanted)
-    strict = _read(source.text, by_companion or "trainer")
-    if strict.document is not None and not strict.document.duplicates:
-        told = by_companion or filling_reader(strict.document)
-        if told is not None:
-            return Reading(told, strict.document)
-    elif strict.document is not None and filling_reader(strict.document) is not None:
-        return Reading(filling_reader(strict.document) or "trainer", strict.document)
-    if by_companion is not None:
-        return strict
+        by_file = filling_reader(source.embedded)
+        return Reading(named or beside or by_file or "deepspeed", source.embedded, guessed=not (named or beside))
+    if named or beside:
+        return _read(source.text, named or beside or "deepspeed")
+    strict = _read(source.text, "trainer")
+    if strict.document is not None:
+        by_file = filling_reader(strict.document)
+        if by_file is not None:
+            return replace(strict, read_as=by_file, guessed=True)
     loose = _read(source.text, "deepspeed")
-    return Reading("deepspeed", loose.document, loose.syntax, strict.syntax if loose.document is not None else None)
+    return replace(loose, guessed=True, elsewhere=strict.syntax if loose.document is not None else None)
 
 
 def _read(text: str, reader: Reader) -> Reading:

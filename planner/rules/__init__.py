@@ -7,15 +7,33 @@ from dsplan.planner.rules import (
     native,
     offload,
     optimizer,
+    policy,
     precision,
+    readers,
     scheduler,
     structure,
+    suppressions,
     wrong_values,
     zero,
 )
 from dsplan.planner.rules.mechanism import RULES, Hit, Rule, rule, run
 
-_FAMILIES = (structure, wrong_values, arguments, batch, precision, zero, offload, optimizer, scheduler, native, fit)
+_FAMILIES = (
+    structure,
+    readers,
+    wrong_values,
+    arguments,
+    batch,
+    precision,
+    zero,
+    offload,
+    optimizer,
+    scheduler,
+    native,
+    fit,
+    suppressions,
+    policy,
+)
 for _id in sorted(RULES):  # by id, whatever order the families came in
     RULES[_id] = RULES.pop(_id)
 

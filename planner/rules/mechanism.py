@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from dsplan.schemas.finding import Edit, Fix, Moment, Severity, Span
+from dsplan.schemas.finding import Edit, Fix, Moment, Reader, Severity, Span
 
 ERROR: Severity = "error"
 WARNING: Severity = "warning"
@@ -28,6 +28,7 @@ class Hit:
     severity: Severity | None = None
     fix: Fix | None = None
     span: Span | None = None
+    about: Reader | None = None
     raises: Moment | Literal["never"] | None = None
 
 

@@ -1,0 +1,74 @@
+"""DSP07x and DSP08x: what a template leaves open, and what another reader than the file's would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dsplan.planner.rules.known_keys import members, title
+from dsplan.planner.rules.mechanism import INFO, Hit, rule
+from dsplan.schemas.config import AUTO
+from dsplan.schemas.positions import Document, SyntaxProblem
+
+
+@rule("DSP070", "open-placeholders", severity=INFO, keys=[])
+def open_placeholders(document: Document, open_values: Mapping[str, str]) -> Iterator[Hit]:
+    """Placeholders of a template, and names of a program, are values that lint does not know.
+
+    Why:    Lint reports what holds whatever their values are, and nothing that depends on them.
+    Bad:    {"train_batch_size": ${BATCH}, "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: github.com/a8m/envsubst; jinja.palletsprojects.com (the forms of placeholders that are known)
+    """
+    names = list(open_values)
+    named = ", ".join(names[:6]) + (f" and {len(open_values) - 6} more" if len(open_values) > 6 else "")
+    one = len(open_values) == 1
+    yield Hit(
+        open_values[names[0]],
+        f"{named} {'is' if one else 'are'} not known here; what depends on {'it' if one else 'them'} is not linted",
+        remedy=f"--define {names[0]}=VALUE fills it",
+    )
+
+
+@rule("DSP080", "hjson-only", severity=INFO, keys=[])
+def hjson_only(document: Document, elsewhere: SyntaxProblem) -> Iterator[Hit]:
+    """HF Trainer and Accelerate read strict JSON: no comments, no trailing commas, no words without quotes.
+
+    Why:    DeepSpeed reads hjson, so the same file works in a plain DeepSpeed script and fails under them. Said where
+            nobody named the reader.
+    Given:  reader auto
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0,}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, DeepSpeedConfig (hjson.load); transformers/integrations/deepspeed.py, HfDeepSpeedConfig (json.load)
+    """
+    yield Hit(
+        "",
+        f"read as DeepSpeed's hjson; HF Trainer and Accelerate would refuse the file ({elsewhere.message})",
+        span=elsewhere.span,
+        about="trainer",
+    )
+
+
+@rule("DSP081", "auto-needs-its-reader", severity=INFO, keys=[])
+def auto_needs_its_reader(document: Document, hf_reader: str, guessed: bool) -> Iterator[Hit]:
+    """A file with "auto" at the top level works under the HF Trainer or Accelerate alone.
+
+    Why:    They fill the values in before DeepSpeed sees them. A plain DeepSpeed script fails on the text. Said where
+            nobody named the reader.
+    Given:  reader auto
+    Bad:    {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, _set_batch_related_parameters; transformers/integrations/deepspeed.py, trainer_config_process
+    """
+    refused = [member for member in members(document) if not member.strict and member.value == AUTO and member.node]
+    if refused:
+        named = ", ".join(title(member.pointer) for member in refused[:4])
+        more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
+        reader = {"trainer": "the HF Trainer", "accelerate": "Accelerate"}[hf_reader]
+        yield Hit(
+            refused[0].pointer,
+            f'read as {reader} reads it; DeepSpeed by itself does not fill "auto" in {named}{more}, and fails on it',
+            about="deepspeed",
+        )
