@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsplan.reports.as_text import printable
+from dsplan.reports.places import relative
 from dsplan.schemas.finding import FileFindings, Finding
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def findings(files: Sequence[FileFindings]) -> str:
-    """One command a line. Source: docs.github.com, "Workflow commands for GitHub Actions"."""
-    return "\n".join(_command(file.file, finding) for file in files for finding in file.findings)
+    """One command a line. Columns only where they are of one line: GitHub refuses others. Source: docs.github.com, "Workflow commands for GitHub Actions"."""
+    return "\n".join(_command(file.path, finding) for file in files for finding in file.findings)
 
 
 def _command(file: str, finding: Finding) -> str:
     span = finding.span
     properties = {
-        "file": printable(file),
+        "file": printable(relative(file)),
         "line": str(span.line),
         "endLine": str(span.end_line),
-        "col": str(span.column),
-        "endColumn": str(span.end_column),
+        **({"col": str(span.column), "endColumn": str(span.end_column)} if span.line == span.end_line else {}),
         "title": f"{finding.rule} {finding.name}",
     }
     listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())

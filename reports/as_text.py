@@ -21,7 +21,7 @@ def findings(files: Sequence[FileFindings], color: bool = False) -> str:
     for file in files:
         lines = Lines(file.text)
         parts += [_finding(file.file, finding, lines, color) for finding in file.findings]
-    return "\n".join([*parts, _summary(files)])
+    return "\n".join([*parts, summary(files)])
 
 
 def _finding(file: str, finding: Finding, lines: Lines, color: bool) -> str:
@@ -67,7 +67,7 @@ def _colored(text: str, code: str, color: bool) -> str:
     return f"\033[{code}m{text}\033[0m" if color else text
 
 
-def _summary(files: Sequence[FileFindings]) -> str:
+def summary(files: Sequence[FileFindings]) -> str:
     counts = Counter(finding.severity for file in files for finding in file.findings)
     said = [_plural(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
     readers = Counter(file.read_as for file in files)

@@ -19,8 +19,8 @@ from dsplan.schemas.finding import FileFindings
 def linted(rule: Rule, text: str) -> FileFindings:
     """The findings of an example, in the setting of its Given lines.
 
-    Given: dp N, reader NAME, engine NAME, args.FIELD N, policy POINTER:SCHEMA (without spaces), or gib_per_sample N with usable_gib N (a model that takes so much
-    per sample, and 5 % more at most); else no cluster, DeepSpeed reads and runs it. args are those of the Trainer unless
+    Given: dp N, reader NAME, engine NAME, args.FIELD N, policy POINTER:SCHEMA (without spaces), or gib_per_sample N
+    with usable_gib N (a model that takes so much per sample, and 5 % more at most); else no cluster, DeepSpeed reads and runs it. args are those of the Trainer unless
     args.kind says otherwise. A Given that begins with "Good with" is the setting of Good, and the others are that of Bad.
     """
     given = _given(rule, text)

@@ -1,0 +1,30 @@
+"""Reports as GitLab's Code Quality JSON, which a merge request shows beside the changed lines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dsplan.reports.places import fingerprint, relative
+from dsplan.schemas.finding import FileFindings
+
+_SEVERITIES = {"error": "major", "warning": "minor", "info": "info"}
+
+
+def findings(files: Sequence[FileFindings]) -> str:
+    """A list, one entry a finding. Source: docs.gitlab.com, "Code Quality", section "Code Quality report format"."""
+    return json.dumps([entry for file in files for entry in _entries(file)], indent=2)
+
+
+def _entries(file: FileFindings) -> Iterator[dict[str, Any]]:
+    path, seen = relative(file.path), Counter[tuple[str, str]]()
+    for finding in file.findings:
+        yield {
+            "description": f"{finding.rule}: {finding.message}" + (f"; {finding.remedy}" if finding.remedy else ""),
+            "check_name": finding.name,
+            "fingerprint": fingerprint(finding, seen, file.file),
+            "severity": _SEVERITIES[finding.severity],
+            "location": {"path": path, "lines": {"begin": finding.span.line, "end": finding.span.end_line}},
+        }
