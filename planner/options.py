@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from dsplan.schemas.problem import Problem
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from dsplan.planner.settings import Flags
@@ -16,7 +19,11 @@ if TYPE_CHECKING:
 class LintFormat(str, Enum):
     text = "text"
     json = "json"
+    sarif = "sarif"
     github = "github"
+    gitlab = "gitlab"
+    junit = "junit"
+    markdown = "markdown"
 
 
 class EstimateFormat(str, Enum):
@@ -90,6 +97,28 @@ SetOption = Annotated[
 ]
 
 
+class LintCommand(TyperCommand):
+    """lint, whose --write-baseline may stand without its FILE."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(with_baseline_file(args)))
+
+
+def with_baseline_file(words: Sequence[str]) -> Iterator[str]:
+    """The words, where --write-baseline has a value: what follows it, unless that is an option or a file to lint."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == "--write-baseline" and (following is None or following.startswith("-") or _to_lint(following)):
+            yield "--write-baseline="
+        else:
+            yield word
+
+
+def _to_lint(path: str) -> bool:
+    from dsplan.planner.baseline import holds_one
+
+    return os.path.exists(path) and not holds_one(path)
+
+
 def cluster_of(cluster: str | None, world_size: int | None) -> Cluster | None:
     """Of --cluster or --world-size; None where neither is given."""
     if cluster is not None and world_size is not None:
@@ -126,6 +155,18 @@ def sets_of(pairs: list[str] | None) -> dict[str, str]:
             raise Problem(f"--set {name} is given twice ({sets[name]} and {value}); keep one")
         sets[name] = value
     return sets
+
+
+def defines_of(pairs: list[str] | None) -> dict[str, str]:
+    """Of --define NAME=VALUE, each name once."""
+    defines: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise Problem(f"--define {pair} cannot be read; write --define NAME=VALUE")
+        if defines.setdefault(name.strip(), value) != value:
+            raise Problem(f"--define {name} is given twice ({defines[name.strip()]} and {value}); keep one")
+    return defines
 
 
 def flags_of(

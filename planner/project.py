@@ -232,6 +232,17 @@ _READ: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
 """Each key of [tool.dsplan] to the field of Project that holds it, and what reads it."""
 
 
+def fails(found: Sequence[FileFindings], fail_on: str | None) -> bool:
+    """A finding is severe enough: as --fail-on says, else the file's project, else from error."""
+    find = finder()
+    for file in found:
+        project = find(file.path) if fail_on is None else None
+        least = fail_on or (project.fail_on if project else None) or "error"
+        if any(finding.severity in SEVERITIES[: SEVERITIES.index(least) + 1] for finding in file.findings):
+            return True
+    return False
+
+
 def idle_ignores(
     found: Sequence[FileFindings],
     paths: Sequence[str],

@@ -18,6 +18,17 @@ def note(text: str) -> None:
     typer.echo(f"dsplan: note: {text}", err=True)
 
 
+def version() -> str:
+    """Of dsplan, as it is installed; empty where it is not."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("dsplan")
+    except PackageNotFoundError:
+        return ""
+
+
 class progress:
     """A spinner on stderr for what takes over two seconds; nothing where stderr is no terminal."""
 

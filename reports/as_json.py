@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,18 @@ from dsplan.schemas.finding import FileFindings, Finding
 
 def findings(files: Sequence[FileFindings]) -> str:
     """Lines and columns are 1-based and count characters; the end is exclusive."""
-    return json.dumps({"version": 1, "files": [_file(file) for file in files]}, indent=2)
+    return json.dumps(_report(files), indent=2)
+
+
+def statistics(files: Sequence[FileFindings]) -> str:
+    """The same, and how often each rule found something."""
+    counts = Counter(finding.rule for file in files for finding in file.findings)
+    ordered = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
+    return json.dumps({**_report(files), "statistics": ordered}, indent=2)
+
+
+def _report(files: Sequence[FileFindings]) -> dict[str, Any]:
+    return {"version": 1, "files": [_file(file) for file in files]}
 
 
 def _file(file: FileFindings) -> dict[str, Any]:

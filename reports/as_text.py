@@ -49,6 +49,14 @@ def _snippet(finding: Finding, lines: Lines, color: bool) -> str:
     return f"{gutter} |\n{number} | {before}{printable(shown)}{after}\n{gutter} | {indent}{under}"
 
 
+def statistics(files: Sequence[FileFindings]) -> str:
+    """How often each rule found something, the most frequent first; the last line counts all."""
+    counts = Counter((finding.rule, finding.name) for file in files for finding in file.findings)
+    width = max((len(str(count)) for count in counts.values()), default=0)
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    return "\n".join([*(f"{count:{width}}  {rule}  {name}" for (rule, name), count in ordered), summary(files)])
+
+
 def printable(text: str) -> str:
     """The text on one line, with nothing in it that moves a terminal's cursor."""
     return "".join(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from dsplan.planner.options import LintCommand
+
 _SCRIPT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": False}
 _LINE_FOLLOWS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 COMMANDS: dict[str, dict[str, Any]] = {
-    "lint": {},
+    "lint": {"cls": LintCommand},
     "estimate": {"context_settings": _SCRIPT_ARGUMENTS},
     "tune": {"context_settings": _SCRIPT_ARGUMENTS},
     "launch": {"context_settings": _LINE_FOLLOWS},

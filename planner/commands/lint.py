@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +17,12 @@ from dsplan.planner.options import (
     ReaderName,
     WorldSizeOption,
     cluster_of,
+    defines_of,
     ids_of,
 )
-from dsplan.planner.terminal import CLEAN, FOUND, note
+from dsplan.planner.terminal import CLEAN, FOUND, note, version
+from dsplan.schemas.finding import FileFindings
+from dsplan.schemas.problem import Problem
 
 
 def lint(
@@ -35,14 +40,38 @@ def lint(
     select: Annotated[str | None, typer.Option("--select", help="Only these rule ids, by comma.")] = None,
     ignore: Annotated[str | None, typer.Option("--ignore", help="All but these rule ids, by comma.")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Apply the safe fixes to the files.")] = False,
+    unsafe_fixes: Annotated[
+        bool, typer.Option("--unsafe-fixes", help="Apply also the fixes that may change what is trained.")
+    ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print what --fix would change, and change nothing.")] = False,
+    define: Annotated[
+        list[str] | None,
+        typer.Option("--define", help="NAME=VALUE for a placeholder of a template; repeat it.", metavar="NAME=VALUE"),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option("--baseline", help="Tell only what this file, of --write-baseline, does not hold.")
+    ] = None,
+    write_baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--write-baseline",
+            metavar="[FILE]",
+            help="Hold all that is found now; default: the file of --baseline, else dsplan-baseline.json.",
+        ),
+    ] = None,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="How often each rule finds something, with --format text or json.")
+    ] = False,
     fail_on: Annotated[
-        FailOn, typer.Option("--fail-on", help="The severity from which the exit code is 1.")
-    ] = FailOn.error,
+        FailOn | None,
+        typer.Option("--fail-on", help="The severity from which the exit code is 1.", show_default="error"),
+    ] = None,
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever is found.")] = False,
     format: Annotated[LintFormat, typer.Option("--format")] = LintFormat.text,
 ) -> None:
     """Is this DeepSpeed configuration right? Exit 0 clean, 1 findings, 2 could not run."""
     from dsplan.planner import fixing, linting
+    from dsplan.planner import project as projects
 
     chosen = cluster_of(cluster, world_size)
     how: dict[str, Any] = {
@@ -53,28 +82,61 @@ def lint(
         "model": model,
         "select": ids_of(select),
         "ignore": ids_of(ignore),
+        "defines": defines_of(define),
     }
     found = linting.lint(files or ["."], **how)
     if diff:
-        typer.echo(fixing.diff_of(found, linting.linter(**how)), nl=False)
-    elif fix:
-        fixed = fixing.write_fixes(found, linting.linter(**how))
-        if fixed:
-            note(f"fixed {fixed} finding{'s' if fixed > 1 else ''}")
+        typer.echo(fixing.diff_of(found, linting.linter(**how), unsafe=unsafe_fixes), nl=False)
+    elif fix or unsafe_fixes:
+        fixed = fixing.write_fixes(found, linting.linter(**how), unsafe=unsafe_fixes)
+        if fixed.count:
+            note(f"fixed {fixed.count} finding{'s' if fixed.count > 1 else ''}")
             found = linting.lint(files or ["."], **how)
+        for held in fixed.held_back:
+            note(f"{held.rule} at {held.pointer or 'the top'} was left: its fix would bring another finding")
+    if write_baseline is not None:
+        baseline = _written(found, write_baseline or baseline)
+    if baseline is not None:
+        found = _new(found, baseline)
     if not diff:
-        if format is LintFormat.json:
-            from dsplan.reports import as_json
+        _tell(found, format, statistics)
+    raise typer.Exit(FOUND if not exit_zero and projects.fails(found, fail_on and fail_on.value) else CLEAN)
 
-            typer.echo(as_json.findings(found))
-        elif format is LintFormat.github:
-            from dsplan.reports import as_github
 
-            typer.echo(as_github.findings(found))
-        else:
-            from dsplan.reports import as_text
+def _written(found: Sequence[FileFindings], path: str | None) -> str:
+    from dsplan.planner import baseline
 
-            typer.echo(as_text.findings(found, color=sys.stdout.isatty()))
-    failing = ("error", "warning") if fail_on is FailOn.warning else ("error",)
-    bad = any(finding.severity in failing for file in found for finding in file.findings)
-    raise typer.Exit(FOUND if bad else CLEAN)
+    path = path or baseline.DEFAULT
+    held = baseline.write(found, path)
+    note(f"{path} holds {held} finding{'' if held == 1 else 's'}")
+    return path
+
+
+def _new(found: Sequence[FileFindings], path: str) -> list[FileFindings]:
+    """What the baseline does not hold; what it does is counted."""
+    from dsplan.planner.baseline import compared
+
+    told = compared(found, path)
+    if told.known:
+        note(f"{told.known} finding{'' if told.known == 1 else 's'} in the baseline {path}, not told")
+    for name, rule, pointer in told.gone:
+        note(f"{path}: {rule} at {pointer or 'the top'} of {name} is found no more; --write-baseline takes it out")
+    return told.files
+
+
+def _tell(found: Sequence[FileFindings], format: LintFormat, statistics: bool) -> None:
+    """Prints the report: `findings` of reports/as_NAME.py, or `statistics` of it."""
+    view = import_module(f"dsplan.reports.as_{format.value}")
+    if statistics:
+        if not hasattr(view, "statistics"):
+            raise Problem(f"--statistics goes with --format text or json, not {format.value}")
+        typer.echo(view.statistics(found))
+        return
+    more: dict[str, Any] = {}
+    if format is LintFormat.text:
+        more = {"color": sys.stdout.isatty()}
+    elif format is LintFormat.sarif:
+        from dsplan.planner.rules import RULES
+
+        more = {"rules": list(RULES.values()), "version": version()}
+    typer.echo(view.findings(found, **more))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from dsplan.planner.commands.docs import stale
 from dsplan.planner.fixing import fix_text
 from dsplan.planner.rules import RULES, Rule
 from dsplan.reports import rule_page
@@ -73,9 +74,9 @@ def test_a_rule_without_a_fix_offers_none(rule: Rule) -> None:
             assert [found.fix for found in linted(rule, bad).findings if found.rule == rule.id and found.fix] == []
 
 
-def test_docs_rules_md_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "rules.md"
-    assert page.read_text("utf-8") == rule_page.document(list(RULES.values()))
+def test_the_pages_of_docs_rules_are_current_and_none_is_left_over() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "rules"
+    assert stale(rule_page.documents(list(RULES.values())), folder) == []
 
 
 def test_ids_are_in_order_and_names_are_unique() -> None:
