@@ -58,9 +58,19 @@ def lint(
         defines=defines,
     )
     found = [lint_source(source, setting) for source in sources(paths)]
+    _check_defines(setting.defines, found)
     return found + projects.idle_ignores(
         found, paths, lambda project: [(rule.id, rule.name) for rule in within(setting, project).rules]
     )
+
+
+def _check_defines(defines: Mapping[str, str], found: Sequence[FileFindings]) -> None:
+    """Problem where a name that is defined is no placeholder of any file."""
+    known = dict.fromkeys(name for file in found for name in file.placeholders)
+    for name in defines:
+        if name not in known:
+            has = f"; there is {', '.join(list(known)[:12])}" if known else ""
+            raise Problem(f"--define {name}: no placeholder is called so{has}")
 
 
 def linter(**options: Any) -> Callable[[str, str], FileFindings]:
@@ -166,9 +176,11 @@ def lint_source(source: Source, setting: Setting) -> FileFindings:
     document = reading.document
     findings: list[Finding]
     skipped: list[SkippedRule]
+    placeholders: tuple[str, ...] = ()
     if document is None:
         findings, skipped = _findings(reading, None, setting, {})
     else:
+        placeholders, spans = tuple(open_names(document)), [document.values_at[at] for at in document.open]
         document = define(document, setting.defines)
         open_values = open_names(document)
         tries = [_findings(reading, tried, setting, open_values) for tried in fillings(document)]
@@ -176,8 +188,9 @@ def lint_source(source: Source, setting: Setting) -> FileFindings:
         findings = [finding for finding in tries[0][0] if finding in common]
         skipped = tries[0][1]
         findings += _idle_suppressions(document, reading.read_as, setting, findings, skipped)
-    if source.embedded is not None:  # edits are written for a configuration's own file
-        findings = [replace(finding, fix=None) for finding in findings]
+        if source.embedded is not None:  # edits are written for a configuration's own file
+            spans = [(0, len(source.text))]
+        findings = [_without_fix_over(spans, finding) for finding in findings]
     findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
     patterns = [entry.pattern for entry in suppressing.own_entries(document)]
     patterns += setting.project.ignored_in(source.path) if setting.project else ()
@@ -188,8 +201,16 @@ def lint_source(source: Source, setting: Setting) -> FileFindings:
         text=source.text,
         findings=told,
         skipped_rules=tuple(skipped),
+        placeholders=placeholders,
         suppressed=suppressed,
     )
+
+
+def _without_fix_over(spans: Sequence[tuple[int, int]], finding: Finding) -> Finding:
+    """The finding, without a fix that would write over one of the spans: what stands there is not ours to replace."""
+    edits = finding.fix.edits if finding.fix else ()
+    over = any(edit.start < end and start < max(edit.end, edit.start + 1) for edit in edits for start, end in spans)
+    return replace(finding, fix=None) if over else finding
 
 
 def _findings(

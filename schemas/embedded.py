@@ -86,17 +86,21 @@ class _YamlReader:
         return value if value is None or isinstance(value, (bool, int, float, str)) else node.value
 
     def mapping(self, node: Any, pointer: str, depth: int) -> dict[str, Any]:
+        own = {id(key_node) for key_node, _ in node.value}
         self.loader.flatten_mapping(node)  # writes << out
         into: dict[str, Any] = {}
+        written: set[tuple[int, int]] = set()
         span = self.document.lines.span
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, self.yaml.ScalarNode) else "?"
             inner, place = f"{pointer}/{escape(key)}", _place(key_node)
             if key in into:
                 first = self.document.keys_at[inner]
-                if place > first:
+                if first in written:
                     self.document.duplicates.append(Duplicate(inner, span(*first), span(*place)))
                 del into[key]
+            if id(key_node) in own:
+                written.add(place)
             self.document.keys_at[inner] = place
             into[key] = self.value(value_node, inner, depth + 1)
         return into

@@ -76,6 +76,8 @@ class FileFindings:
     text: str
     findings: tuple[Finding, ...]
     skipped_rules: tuple[SkippedRule, ...] = ()
+    placeholders: tuple[str, ...] = ()
+    """What the text leaves to somebody else, by the names that --define knows."""
     suppressed: tuple[Finding, ...] = ()
     """What the file, or its project, asked not to be told."""
 

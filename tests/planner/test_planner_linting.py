@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dsplan.planner import linting
-from dsplan.planner.fixing import diff_of, fix_all, fix_text, write_fixes
+from dsplan.planner.fixing import Fixed, diff_of, fix_all, fix_text, write_fixes
 from dsplan.planner.linting import lint, lint_text, linter
 from dsplan.reports import as_github, as_json, as_text
 from dsplan.schemas.cluster import parse_cluster
@@ -125,9 +125,9 @@ def test_fixes_keep_comments_layout_and_line_ends(tmp_path: Path) -> None:
     found = lint([str(file)])
     assert '+  "zero_optimization": {"stage": 1}, # z' in diff_of(found, linter())
     assert file.read_bytes() == before.encode()
-    assert write_fixes(found, linter()) == 1
+    assert write_fixes(found, linter()).count == 1
     assert file.read_bytes() == before.replace("optimisation", "optimization").encode()
-    assert write_fixes(lint([str(file)]), linter()) == 0
+    assert write_fixes(lint([str(file)]), linter()).count == 0
 
 
 def test_folders_are_searched_for_what_looks_like_a_configuration(tmp_path: Path) -> None:
@@ -250,12 +250,12 @@ def test_nothing_makes_lint_or_a_report_raise(text: str, ranks: str | None, read
 
 def test_fixes_that_wait_for_each_other_are_all_applied_at_once(tmp_path: Path) -> None:
     text = '{"train_batch_size": 32, "gradient_cliping": 1.0, "zero_optimisation": {"stage": 2, "overlap_com": true}}'
-    fixed, count = fix_all(lint_text(text), linter())
+    fixed = fix_all(lint_text(text), linter())
     wanted = (
         '{"train_batch_size": 32, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "overlap_comm": true}}'
     )
-    assert (fixed, count) == (wanted, 3)
-    assert fix_all(lint_text(fixed), linter()) == (fixed, 0)
+    assert (fixed.text, fixed.count) == (wanted, 3)
+    assert fix_all(lint_text(wanted), linter()) == Fixed(wanted, 0, ())
 
 
 def test_a_folder_holds_back_no_broken_configuration(tmp_path: Path) -> None:
