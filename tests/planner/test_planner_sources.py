@@ -1,0 +1,142 @@
+"""What lint can be pointed at, and what of a template it tells."""
+
+from pathlib import Path
+
+import pytest
+from command import dsplan
+from dsplan.planner.linting import lint, lint_text
+from dsplan.planner.sources import sources
+from dsplan.schemas.problem import Problem
+
+CLEAN = '{"train_batch_size": 8, "gradient_clipping": 1.0}'
+
+
+def rules_of(text: str, **options: object) -> list[str]:
+    return [finding.rule for finding in lint_text(text, **options).findings]  # type: ignore[arg-type]
+
+
+def test_globs_folders_and_names_give_each_file_once(tmp_path: Path) -> None:
+    for name in ("ds_a.json", "ds_b.json", "deep/ds_c.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(CLEAN)
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    found = sources([str(tmp_path / "*.json"), str(tmp_path), str(tmp_path / "ds_a.json")])
+    assert [Path(source.name).name for source in found] == ["ds_a.json", "ds_b.json", "package.json", "ds_c.json"]
+
+
+def test_a_glob_that_matches_nothing_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="no file matches"):
+        list(sources([str(tmp_path / "*.json")]))
+
+
+def test_a_name_with_the_signs_of_a_glob_or_a_part_is_still_a_name(tmp_path: Path) -> None:
+    for name in ("a[1].json", "b#c.json"):
+        (tmp_path / name).write_text(CLEAN)
+    assert len(list(sources([str(tmp_path / "a[1].json"), str(tmp_path / "b#c.json")]))) == 2
+
+
+def test_parts_of_yaml_json_and_python_are_linted_at_their_places(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("x: 1\ndeepspeed:\n  train_batch_size: 8\n  zero_optimisation: {stage: 2}\n")
+    (tmp_path / "t.json").write_text('{"deepspeed":\n {"train_batch_size": 8, "zero_optimisation": {"stage": 2}}}')
+    (tmp_path / "t.py").write_text('ds = {\n  "train_batch_size": 8, "zero_optimisation": {"stage": S},\n}\n')
+    names = ["t.yaml#/deepspeed", "t.json#/deepspeed", "t.py#ds"]
+    found = lint([str(tmp_path / name) for name in names])
+    errors = [[f for f in file.findings if f.severity == "error"] for file in found]
+    assert [(f.rule, f.pointer, f.span.line) for [f] in errors] == [
+        ("DSP001", "/zero_optimisation", 4),
+        ("DSP001", "/zero_optimisation", 2),
+        ("DSP001", "/zero_optimisation", 2),
+    ]
+    assert [file.file for file in found] == [str(tmp_path / name) for name in names]
+    assert all(finding.fix is None for file in found for finding in file.findings)
+
+
+@pytest.mark.parametrize(("name", "part"), [("t.yaml", "t.yaml#/deepspeed"), ("t.py", "t.py#ds_config")])
+def test_a_file_of_another_kind_needs_the_part(name: str, part: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("x: 1\n")
+    done = dsplan("lint", str(tmp_path / name))
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert f"as in {tmp_path / part}" in done.err
+
+
+def test_what_depends_on_a_placeholder_is_not_told_and_the_rest_is() -> None:
+    text = """{
+      "train_batch_size": ${BATCH}, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3,
+      "gradient_clipping": CLIP,
+      "zero_optimization": {"stage": {{ stage }}, "offload_param": {"device": "cpu"}, "overlap_com": true},
+      "fp16": {"enabled": FP16}, "bf16": {"enabled": BF16}
+    }"""
+    assert rules_of(text) == ["DSP070", "DSP001"]
+
+
+@pytest.mark.parametrize(
+    ("defines", "rule"),
+    [
+        ({"BATCH": "30"}, "DSP103"),  # 30 is no multiple of 4 x 3
+        ({"stage": "2"}, "DSP401"),  # offload_param below stage 3
+        ({"FP16": "true", "BF16": "true"}, "DSP201"),
+        ({"stage": "7"}, "DSP004"),
+    ],
+)
+def test_a_filled_placeholder_is_judged(defines: dict[str, str], rule: str) -> None:
+    text = """{
+      "train_batch_size": ${BATCH}, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3,
+      "gradient_clipping": 1.0,
+      "zero_optimization": {"stage": {{ stage }}, "offload_param": {"device": "cpu"}},
+      "fp16": {"enabled": FP16}, "bf16": {"enabled": BF16}
+    }"""
+    assert rule not in rules_of(text)
+    assert rule in rules_of(text, defines=defines)
+
+
+def test_a_quoted_placeholder_may_be_of_any_type_and_a_longer_text_may_not() -> None:
+    assert rules_of('{"train_batch_size": "${X}", "gradient_clipping": 1.0}') == ["DSP070"]
+    assert "DSP003" in rules_of('{"train_batch_size": "8${X}", "gradient_clipping": 1.0}')
+
+
+def test_the_trainers_autos_are_seen_round_placeholders() -> None:
+    found = lint_text('{"train_batch_size": "auto", "gradient_accumulation_steps": ${STEPS}, "gradient_clipping": 1.0}')
+    assert found.read_as == "trainer"
+
+
+def test_every_branch_of_a_template_is_read() -> None:
+    text = '{{% if x %}"zero_optimisation": {"stage": 2},{% endif %} "train_batch_size": 8, "gradient_clipping": 1.0}'
+    assert "DSP001" in rules_of(text)
+
+
+def test_a_block_that_breaks_the_structure_has_a_place() -> None:
+    found = lint_text('{% if x %}\n{"train_batch_size": 8\n{% else %}\n{"train_batch_size": 4}\n{% endif %}')
+    [finding] = found.findings
+    assert finding.rule == "DSP000" and finding.span.line >= 2
+    assert "render it first" in finding.message
+
+
+def test_a_fix_never_writes_over_a_placeholder() -> None:
+    """The batch could be mended by writing another train_batch_size, but that is the template's to fill."""
+    found = lint_text(
+        '{"zero_optimization": {"stage": "${S}"}, "train_batch_size": 8, "gradient_clipping": 1.0}',
+        defines={"S": '"2"'},
+    )
+    assert [(finding.rule, finding.fix) for finding in found.findings if finding.rule == "DSP016"] in (
+        [],
+        [("DSP016", None)],
+    )
+
+
+def test_a_name_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"train_batch_size": ${BATCH}, "gradient_clipping": 1.0}')
+    done = dsplan("lint", str(tmp_path / "t.json"), "--define", "BACH=8")
+    assert (done.code, done.err) == (
+        2,
+        "dsplan: error: --define BACH: no placeholder is called so; there is BATCH\n",
+    )
+
+
+def test_the_reader_is_told_and_what_another_would_refuse_is_info() -> None:
+    loose = lint_text('{"train_batch_size": 8, "gradient_clipping": 1.0,}')
+    assert loose.read_as == "deepspeed"
+    assert [(f.rule, f.severity, f.about) for f in loose.findings] == [("DSP080", "info", "trainer")]
+    auto = lint_text('{"train_batch_size": "auto", "gradient_clipping": 1.0}')
+    assert auto.read_as == "trainer"
+    assert ("DSP081", "info", "deepspeed") in [(f.rule, f.severity, f.about) for f in auto.findings]
+    assert "DSP081" not in rules_of('{"train_batch_size": "auto", "gradient_clipping": 1.0}', reader="trainer")
