@@ -22,11 +22,23 @@ from dsplan.schemas.plan import Plan, PlanFile
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.tuned import Tuned
 
-FREE_KEYS = ("global_batch", "precision", "optimizer")
+FREE_KEYS = ("global_batch", "precision")
+OPTIMIZER_TYPES = {
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adagrad": "Adagrad",
+    "lion": "Lion",
+    "sgd": "SGD",
+    "lamb": "Lamb",
+    "muon": "Muon",
+}
+"""As DeepSpeed writes them. Source: deepspeed/runtime/engine.py, _configure_basic_optimizer; torch.optim."""
 LARGEST_MICRO_BATCH = 1024
 """Where the search over micro_batch stops when no global batch bounds it."""
 DEFAULT_LEARNING_RATE = 1e-3
 """Source: torch.optim.AdamW and deepspeed/ops/adam/fused_adam.py, default of lr."""
+DEFAULT_MOMENTUM = 0.9
+"""For SGD that the arguments say keeps a momentum, without its size. Source: torchvision's reference training scripts."""
 
 
 def tune(
@@ -51,6 +63,11 @@ def tune(
     trials: the K best are rehearsed before the choice. Problem where the cluster's kind is unknown and speed is asked for.
     """
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if "optimizer" in free:
+        raise Problem(
+            "--free optimizer: memory and speed alone cannot tell which optimizer trains as well; name it with --args or in "
+            "the config's optimizer block"
+        )
     unknown = [key for key in free if key not in FREE_KEYS]
     if unknown:
         raise Problem(f"--free {','.join(unknown)} is not known; choose from {', '.join(FREE_KEYS)}")
@@ -134,7 +151,10 @@ def tuned_config(base: Mapping[str, Any], plan: Plan, *, with_optimizer: bool) -
     zero = config.get("zero_optimization")
     config["zero_optimization"] = {**(zero if isinstance(zero, dict) else {}), "stage": plan.zero_stage}
     if with_optimizer and not config.get("optimizer"):
-        config["optimizer"] = {"type": "AdamW", "params": {"lr": DEFAULT_LEARNING_RATE}}
+        params: dict[str, Any] = {"lr": DEFAULT_LEARNING_RATE}
+        if plan.optimizer.momentum:
+            params["momentum"] = DEFAULT_MOMENTUM
+        config["optimizer"] = {"type": OPTIMIZER_TYPES[plan.optimizer.name], "params": params}
     own = config.get("dsplan")
     config["dsplan"] = {**(own if isinstance(own, dict) else {}), "recompute": plan.recompute}
     return config

@@ -33,7 +33,7 @@ def tune(
         str | None,
         typer.Option(
             "--free",
-            help="What may change although the config says it, by comma: global_batch, precision, optimizer.",
+            help="What may change although the config says it, by comma: global_batch, precision.",
         ),
     ] = None,
     objective: Annotated[Objective, typer.Option("--objective")] = Objective.throughput,

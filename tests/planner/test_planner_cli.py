@@ -225,12 +225,23 @@ def test_tune_where_nothing_fits_is_exit_1_and_writes_nothing(tmp_path: Path) ->
     assert not out.exists()
 
 
+def test_tune_writes_the_optimizer_that_the_arguments_name(tmp_path: Path) -> None:
+    (tmp_path / "args.yaml").write_text("output_dir: x\nper_device_train_batch_size: 2\noptim: adagrad\n")
+    out = tmp_path / "out"
+    options = ("--cluster", "2xT4", "--args", str(tmp_path / "args.yaml"), "-o", str(out))
+    done = dsplan("tune", GPT, *SMALL, "--seq-len", "32", *options)
+    assert done.code == 0, done.err
+    assert json.loads((out / "ds_config.json").read_text())["optimizer"]["type"] == "Adagrad"
+    assert "takes adagrad" in done.err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ((), ("--cluster",)),
         (("--cluster", "8"), ("unknown kind", "8xA100-80GB")),
         (("--cluster", "2xT4", "--free", "everything"), ("everything", "global_batch")),
+        (("--cluster", "2xT4", "--free", "optimizer"), ("--free optimizer", "--args")),
         (("--cluster", "2xT4", "--global-batch", "3"), ("global batch 3", "2 GPUs")),
     ],
 )
