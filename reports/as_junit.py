@@ -40,7 +40,7 @@ def _case(name: str, finding: Finding) -> str:
         body = f"<system-out>{_escaped(placed)}</system-out>"
     else:
         body = f"<failure{_attributes(type=finding.severity, message=text)}>{_escaped(placed)}</failure>"
-    return f"    <testcase{_attributes(classname=name, name=title, line=str(span.line))}>{body}</testcase>"
+    return f"    <testcase{_attributes(classname=name, name=title)}>{body}</testcase>"
 
 
 def _skipped(file: FileFindings) -> Iterator[str]:
