@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dsplan.planner.rules.mechanism import RULES, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
-from dsplan.planner.suppressing import Entry, meant, own_entries
+from dsplan.planner.suppressing import IGNORE, Entry, meant
 from dsplan.schemas.positions import Document, shape
 
 
@@ -35,8 +35,10 @@ def unknown_suppression(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: docs/lint.md, "Suppressions"
     """
-    for entry in own_entries(document):
-        if not any(meant(entry.pattern, known.id, known.name) for known in RULES.values()):
-            near = nearest(entry.pattern, [known.name for known in RULES.values()])
-            hint = f'; did you mean "{near}"?' if near else "; dsplan rules lists them"
-            yield Hit(entry.pointer, f"{shape(entry.pattern)} is no rule{hint}")
+    listed = document.at(IGNORE)
+    for index, entry in enumerate(listed if isinstance(listed, list) else ()):
+        known = isinstance(entry, str) and any(meant(entry, rule.id, rule.name) for rule in RULES.values())
+        if not known:
+            near = nearest(entry, [rule.name for rule in RULES.values()]) if isinstance(entry, str) else None
+            hint = f'did you mean "{near}"?' if near else "dsplan rules lists them"
+            yield Hit(f"{IGNORE}/{index}", f"{shape(entry)} is no rule; {hint}")
