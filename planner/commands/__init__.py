@@ -11,11 +11,15 @@ _LINE_FOLLOWS = {"allow_extra_args": True, "ignore_unknown_options": True, "allo
 
 COMMANDS: dict[str, dict[str, Any]] = {
     "lint": {"cls": LintCommand},
+    "check": {"context_settings": _LINE_FOLLOWS},
+    "resolve": {},
+    "diff": {},
     "estimate": {"context_settings": _SCRIPT_ARGUMENTS},
     "tune": {"context_settings": _SCRIPT_ARGUMENTS},
     "launch": {"context_settings": _LINE_FOLLOWS},
     "explain": {},
     "rules": {},
+    "schema": {},
     "docs": {"hidden": True},
 }
 """Each command's name, which is also its module's and its function's, to how typer is to take it."""

@@ -21,8 +21,9 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 def nodes(node: Any) -> Any:
     if isinstance(node, dict):
         yield node
-        for member in node.values():
-            yield from nodes(member)
+        for name, member in node.items():
+            if name not in ("if", "then"):  # conditions speak of keys that are described elsewhere
+                yield from nodes(member)
 
 
 def test_it_is_a_valid_schema() -> None:
@@ -49,6 +50,9 @@ def test_defaults_are_valid_values() -> None:
         {"optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95]}}, "$schema": "x", "dsplan": {}},
         {"zero_optimization": {"stage": 3, "prefetch_bucket_size": 0, "offload_param": {"device": "nvme"}}},
         {"bfloat16": {"enabled": True}, "my_own_key": 1},
+        {"fp16": {"enabled": False, "loss_scale_window": 0}},
+        {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 0}},
+        {"dsplan": {"ignore": ["DSP202"]}},
     ],
 )
 def test_an_editor_accepts_what_is_right(config: dict[str, Any]) -> None:
@@ -64,6 +68,9 @@ def test_an_editor_accepts_what_is_right(config: dict[str, Any]) -> None:
         {"amp": {"enabled": False}},
         {"train_batch_size": 0},
         {"train_batch_size": "eight"},
+        {"fp16": {"enabled": True, "loss_scale_window": 0}},
+        {"tensor_parallel": {"partition_config": {"layer_specs": [{"partition_type": "diagonal"}]}}},
+        {"dsplan": {"ignore": "DSP202"}},
     ],
 )
 def test_an_editor_marks_what_is_wrong(config: dict[str, Any]) -> None:
