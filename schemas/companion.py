@@ -59,7 +59,7 @@ class Companion:
 
 def read_companion(path: str) -> Companion:
     """The companion file at `path`, its kind told by its keys. Problem where it cannot be read or is none of the four."""
-    return companion_of(_load(path), path)
+    return companion_of(load_options(path), path)
 
 
 def companion_of(raw: Mapping[str, Any], path: str, kind: Kind | None = None) -> Companion:
@@ -73,7 +73,8 @@ def companion_of(raw: Mapping[str, Any], path: str, kind: Kind | None = None) ->
     )
 
 
-def _load(path: str) -> Mapping[str, Any]:
+def load_options(path: str) -> Mapping[str, Any]:
+    """The object of a JSON or YAML file. Problem where it holds none."""
     try:
         text = Path(path).read_text("utf-8")
     except OSError as error:

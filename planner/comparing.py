@@ -1,0 +1,164 @@
+"""Diff: two configurations by what their reader holds, and whether they train the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsplan.planner.resolving import no_effect
+from dsplan.schemas.known_keys import lookup
+from dsplan.schemas.positions import shape, steps
+from dsplan.schemas.resolved import Comparison, Difference, Held, Resolved
+
+Table = Mapping[str, Held]
+BATCH, MICRO, STEPS = "/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"
+_DECIDE = (
+    "/fp16",
+    "/bf16",
+    "/torch_autocast",
+    "/data_types",
+    "/communication_data_type",
+    "/seq_parallel_communication_data_type",
+    "/gradient_clipping",
+    "/gradient_allreduce_op",
+    "/optimizer",
+    "/scheduler",
+    "/data_efficiency",
+    "/weight_quantization",
+    "/expert_parallel",
+    "/zero_optimization/zenflow",
+    "/zero_optimization/zero_quantized_weights",
+    "/zero_optimization/zero_quantized_nontrainable_weights",
+    "/zero_optimization/zero_quantized_gradients",
+)
+"""Keys and blocks that change what is trained. All others change where it lives, how it travels, and what is printed."""
+
+
+def compare(a: Resolved, b: Resolved) -> Comparison:
+    """Every key whose effective value differs, and the verdict. Both must hold everything (resolve with everything=True)."""
+    left, right = a.by_pointer(), b.by_pointer()
+    stages = _stage(left), _stage(right)
+    differences = []
+    for pointer in [*left, *(pointer for pointer in right if pointer not in left)]:
+        one, other = _effective(left.get(pointer)), _effective(right.get(pointer))
+        if _same(pointer, one, other) or all(no_effect(pointer, stage) for stage in stages):
+            continue
+        if pointer in (MICRO, STEPS):
+            decides = False
+        elif pointer == BATCH:
+            decides = not _same_batch(left, right)
+        else:
+            decides = _decides(pointer, left, right)
+        differences.append(Difference(pointer=pointer, a=one, b=other, decides=decides))
+    reasons = list(_batch_reason(left, right)) + [_reason(one) for one in differences if one.decides and _told(one)]
+    return Comparison(
+        a=a,
+        b=b,
+        differences=tuple(differences),
+        same_model=not reasons,
+        because=tuple(reasons) or (_why_same(left, right, bool(differences)),),
+    )
+
+
+def _told(difference: Difference) -> bool:
+    return difference.pointer != BATCH
+
+
+def _effective(held: Held | None) -> Held | None:
+    """None for what nothing reads. A key that another stage reads is held all the same."""
+    return None if held is None or (held.origin == "ignored" and not held.note.startswith("no effect at")) else held
+
+
+def _same(pointer: str, a: Held | None, b: Held | None) -> bool:
+    if a is None or b is None:
+        return (a is None and b is None) or _value(pointer, a) == _value(pointer, b)
+    return bool(_value(pointer, a) == _value(pointer, b))
+
+
+def _value(pointer: str, held: Held | None) -> Any:
+    """The value by which two sides are compared: names in lower case, what an optimizer is not told as its default."""
+    if held is None:
+        return None
+    if pointer == "/optimizer/type" and isinstance(held.value, str):
+        lowered = held.value.lower()
+        return "adamw" if lowered == "adam" else lowered
+    if isinstance(held.value, str) and (lookup(pointer) or {}).get("x-any-case"):
+        return held.value.lower()
+    return held.value
+
+
+def _decides(pointer: str, left: Table, right: Table) -> bool:
+    """The key changes what is trained, on at least one of the two sides."""
+    if not any(pointer == start or pointer.startswith(f"{start}/") for start in _DECIDE):
+        return False
+    block = pointer.split("/")[1]
+    if block in ("fp16", "bf16", "torch_autocast", "expert_parallel") and not pointer.endswith("/enabled"):
+        if pointer == "/fp16/auto_cast":
+            return True
+        return any(_is_on(table, f"/{block}/enabled") for table in (left, right))
+    return True
+
+
+def _is_on(table: Table, pointer: str) -> bool:
+    held = table.get(pointer)
+    return held is not None and held.value not in (False, None, "auto")
+
+
+def _stage(table: Table) -> int:
+    held = table.get("/zero_optimization/stage")
+    return held.value if held is not None and isinstance(held.value, int) else 0
+
+
+def _global_batch(table: Table) -> tuple[Any, Any]:
+    """The global batch, and what it is for one GPU; None where that is not known."""
+    total, micro, accumulation = (
+        table[pointer].value if pointer in table else None for pointer in (BATCH, MICRO, STEPS)
+    )
+    if isinstance(micro, (int, float)) and isinstance(accumulation, (int, float)):
+        return total, micro * accumulation
+    return total, None
+
+
+def _same_batch(left: Table, right: Table) -> bool:
+    (a, a_each), (b, b_each) = _global_batch(left), _global_batch(right)
+    if a is None and b is None:
+        return bool(a_each == b_each)
+    return bool(a == b)
+
+
+def _batch_reason(left: Table, right: Table) -> list[str]:
+    if _same_batch(left, right):
+        return []
+    (a, a_each), (b, b_each) = _global_batch(left), _global_batch(right)
+    if a is not None and b is not None:
+        return [f"the global batch is {_batch_word(a)} in A and {_batch_word(b)} in B"]
+    if a_each is not None and b_each is not None:
+        return [f"micro_batch x accumulation is {a_each} in A and {b_each} in B"]
+    return ["the global batch is not known on both sides (give --cluster)"]
+
+
+def _batch_word(value: Any) -> str:
+    return "an unfilled auto" if value == "auto" else str(value)
+
+
+def _reason(difference: Difference) -> str:
+    name = ".".join(steps(difference.pointer))
+    if difference.a is None or difference.b is None:
+        held, side = (difference.b, "B") if difference.a is None else (difference.a, "A")
+        assert held is not None
+        return f"{name} is {_word(held)} in {side} only"
+    return f"{name} is {_word(difference.a)} in A and {_word(difference.b)} in B"
+
+
+def _word(held: Held) -> str:
+    if isinstance(held.value, list) and all(isinstance(entry, (int, float)) for entry in held.value):
+        return f"[{', '.join(str(entry) for entry in held.value)}]"
+    return shape(held.value) + (" (unfilled)" if held.origin == "auto" and held.value == "auto" else "")
+
+
+def _why_same(left: Table, right: Table, differs: bool) -> str:
+    if "/optimizer/type" in left or "/optimizer/type" in right:
+        text = "global batch, precision, clipping, optimizer and schedule are equal"
+    else:
+        text = "global batch, precision and clipping are equal, and neither names an optimizer (the script's is not compared)"
+    return text + ("; what differs is where things live and how they travel" if differs else "")
