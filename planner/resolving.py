@@ -295,11 +295,12 @@ def _member(walk: _Walk, pointer: str, value: Any, node: Node, strict: bool, dea
 
 def _leaf(walk: _Walk, pointer: str, value: Any, node: Node, strict: bool, dead: str) -> Held:
     held = held_value(value, node, steps(pointer)[-1]) if strict else value
-    changed = type(held) is not type(value) and not (isinstance(held, float) and held == value)
+    written = walk.document.raw(pointer) if pointer in walk.document.values_at else shape(value)
+    other = type(held) is not type(value) and not (isinstance(held, float) and held == value)
+    spelt = isinstance(held, int) and not isinstance(held, bool) and not written.strip("-").isdigit()
     if dead:
         return Held(pointer=pointer, value=held, origin="ignored", note=dead)
-    if changed:
-        written = walk.document.raw(pointer) if pointer in walk.document.values_at else shape(value)
+    if strict and (other or spelt):
         return Held(pointer=pointer, value=held, origin="coerced", note=f"written as {written}")
     note = ""
     if not strict and isinstance(value, str):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dsplan.schemas.companion import read_companion
+from dsplan.schemas.companion import Companion, read_companion
 from dsplan.schemas.problem import Problem
 
 TRAINER = (
@@ -64,6 +64,62 @@ def test_what_is_no_companion_names_the_file(tmp_path: Path, name: str, text: st
     path.write_text(text)
     with pytest.raises(Problem, match=name):
         read_companion(str(path))
+
+
+def companion(text: str, tmp_path: Path) -> Companion:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    return read_companion(str(path))
+
+
+def test_all_that_the_trainer_compares_is_read(tmp_path: Path) -> None:
+    """YAML 1.1 takes 5e-5 for a text; it is a number all the same."""
+    told = companion(
+        "per_device_train_batch_size: 2\nlearning_rate: 5e-5\nadam_beta1: 0.9\nadam_beta2: 0.95\nadam_epsilon: 1.0e-6\n"
+        "weight_decay: 0.1\nwarmup_steps: 100\nmax_steps: 1000\nmax_grad_norm: 0.5\nlr_scheduler_type: cosine\n"
+        "optim: adamw_bnb_8bit\nauto_find_batch_size: true\ndeepspeed: ds.json\n",
+        tmp_path,
+    )
+    assert (told.learning_rate, told.adam_beta1, told.adam_beta2, told.adam_epsilon) == (5e-5, 0.9, 0.95, 1e-6)
+    assert (told.weight_decay, told.warmup_steps, told.max_steps, told.gradient_clipping) == (0.1, 100, 1000, 0.5)
+    assert (told.optim, told.optimizer, told.lr_scheduler) == ("adamw_bnb_8bit", None, "cosine")
+    assert (told.finds_batch, told.config_file) == (True, "ds.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "ratio", "total"),
+    [
+        ("learning_rate: 1.0\nwarmup_steps: 0.1\n", None, 0.1, None),
+        ("learning_rate: 1.0\nwarmup_ratio: 0.03\nmax_steps: -1\n", None, 0.03, None),
+        ("learning_rate: 1.0\nwarmup_steps: 10\nmax_steps: 50\n", 10, None, 50),
+    ],
+)
+def test_a_warm_up_below_1_is_a_share(
+    tmp_path: Path, text: str, steps: int | None, ratio: float | None, total: int | None
+) -> None:
+    told = companion(text, tmp_path)
+    assert (told.warmup_steps, told.warmup_ratio, told.max_steps) == (steps, ratio, total)
+
+
+def test_all_that_accelerate_fills_is_read(tmp_path: Path) -> None:
+    told = companion(
+        "distributed_type: DEEPSPEED\nmixed_precision: no\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 3\n"
+        "  gradient_clipping: auto\n  gradient_accumulation_steps: auto\n  offload_optimizer_device: nvme\n"
+        "  offload_optimizer_nvme_path: /n\n  offload_param_device: none\n  zero3_save_16bit_model: true\n",
+        tmp_path,
+    )
+    assert (told.mixed_precision, told.precision, told.processes, told.zero_stage) == ("no", "fp32", 8, 3)
+    assert (told.gradient_clipping, told.accumulation) == (None, None)
+    assert (told.optimizer_device, told.optimizer_nvme_path, told.param_device) == ("nvme", "/n", "none")
+    assert (told.offload, told.gather_16bit, told.beside_config_file) == ("optimizer", True, ())
+
+
+@pytest.mark.parametrize(
+    "text", ["learning_rate: fast\n", "learning_rate: -1\n", "learning_rate: 1.0\noptim: 3\n", "max_steps: 1.5\nlearning_rate: 1\n"]
+)  # fmt: skip
+def test_a_wrong_value_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Problem, match="but must be"):
+        companion(text, tmp_path)
 
 
 def test_a_missing_file_names_itself(tmp_path: Path) -> None:
