@@ -1,7 +1,9 @@
 """The keys that DeepSpeed knows, as schemas/ds_config.schema.json holds them. Nothing keeps a list of its own.
 
 Beside the standard keywords that file has: x-unknown (what a block does with a member that it does not know: refused,
-ignored, or passed on as an argument), x-late (an untyped key whose wrong value raises later), x-auto (who fills "auto"),
+ignored, or passed on as an argument), x-late (an untyped key whose wrong value raises: at parse, init or step),
+x-parses (wrong values of such a key that pass the parser: types of JSON, true, positive numbers, empty, filled, digits, auto, any),
+x-when (the parser looks at the key only where that one is set), x-auto (who fills "auto"),
 x-auto-decides (a wrong guess changes what is trained), x-stages (ZeRO stages that read the key), x-dead (nothing reads
 it), x-unread (a name that people write and DeepSpeed never had), x-use (what to write instead), x-removed, x-alias-of,
 x-any-case, x-exact (2.0 is no integer here), x-names, x-takes and x-needs (types and their arguments), x-absent (what

@@ -33,11 +33,13 @@ def no_batch_size(document: Document) -> Iterator[Hit]:
 
 def _numbers(config: DsConfig, document: Document) -> tuple[int | None, int | None, int | None] | None:
     """The three numbers; None where one of them is no number (that is another finding, or the reader fills it)."""
-    values = (config.train_batch_size, config.micro_batch, config.accumulation)
-    for key, value in zip(BATCH_KEYS, values, strict=True):
-        if isinstance(value, str) or (value is None and document.at(f"/{key}") is not None):
+    values = [config.train_batch_size, config.micro_batch, config.accumulation]
+    for index, key in enumerate(BATCH_KEYS):
+        if document.at(f"/{key}") is True:  # counts as 1
+            values[index] = 1
+        elif isinstance(values[index], str) or (values[index] is None and document.at(f"/{key}") is not None):
             return None
-    return values  # type: ignore[return-value]
+    return tuple(values)  # type: ignore[return-value]
 
 
 def _dp(config: DsConfig, cluster: Cluster, document: Document) -> int | None:

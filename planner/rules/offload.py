@@ -102,7 +102,7 @@ def ratio_below_stage_3(document: Document, zero_stage: int) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/runtime/zero/config.py, offload_ratio_check
     """
-    ratio = number_at(document, f"{OPTIMIZER}/ratio", 1.0)
+    ratio = 0.0 if document.at(f"{OPTIMIZER}/ratio") is False else number_at(document, f"{OPTIMIZER}/ratio", 1.0)
     if zero_stage != 3 and ratio is not None and 0 <= ratio < 1:
         yield Hit(
             f"{OPTIMIZER}/ratio",

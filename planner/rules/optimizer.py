@@ -132,11 +132,13 @@ def clipping_in_optimizer(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/engine.py, _configure_basic_optimizer
     """
     if "max_grad_norm" in params(document):
+        limit = params(document)["max_grad_norm"]
         yield Hit(
             f"{PARAMS}/max_grad_norm",
             "optimizer.params.max_grad_norm is refused; the key for it is gradient_clipping, at the top level",
             remedy="move it to gradient_clipping",
             on_key=True,
+            raises=None if isinstance(limit, (int, float)) or document.at(TYPE) is None else "parse",
         )
 
 

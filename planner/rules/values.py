@@ -56,20 +56,36 @@ def fault(member: Member, document: Document) -> Fault | None:
         return Fault("range", "finite")
     if not _allowed(taken, node):
         return Fault("range", must)
+    if isinstance(taken, list) and "items" in node and not all(_is_item(entry, node["items"]) for entry in taken):
+        return Fault("type", f"a list of {expected(node['items'])}")
     return None
 
 
-def moment(member: Member, kind: Kind) -> Moment | Literal["never"]:
+def _is_item(value: Any, node: Node) -> bool:
+    return value in node["enum"] if "enum" in node else "type" not in node or _is(value, _types(node), exact=True)
+
+
+def moment(member: Member, kind: Kind, document: Document) -> Moment | Literal["never"]:
     """When DeepSpeed raises on a value with that fault."""
     node = member.node or {}
     late: Moment | Literal["never"] = node.get("x-late", "never")
-    if member.strict:
+    if member.strict and "x-parses" not in node:
         return "never" if kind == "auto" else late if kind == "range" and late != "never" else "parse"
-    if kind == "flag":
-        return "parse"
-    if kind != "range" and _is(member.value, node.get("x-parses", []), exact=True):
+    if kind != "range" and any(_passes(member.value, what) for what in node.get("x-parses", ())):
         return "never"
-    return late
+    if "x-when" in node and not document.at(node["x-when"]):
+        return "never"
+    return "parse" if kind == "flag" else late
+
+
+def _passes(value: Any, what: str) -> bool:
+    """The value is of that sort: a type of JSON, or one of the words of x-parses (schemas/known_keys.py)."""
+    if what == "digits":
+        return isinstance(value, str) and _WHOLE.fullmatch(value) is not None and "." not in value
+    if what == "positive":
+        return isinstance(value, (int, float)) and value > 0
+    words = {"any": True, "true": value is True, "empty": not value, "filled": bool(value), AUTO: value == AUTO}
+    return words[what] if what in words else _is(value, [what], exact=True)
 
 
 def swallowed(document: Document, pointer: str) -> bool:
@@ -170,6 +186,10 @@ def _taken(value: Any, types: list[str], member: Member) -> Any:
     numbers_only = bool(own) and not any(isinstance(entry, str) for entry in own)
     if isinstance(value, str) and (auto_only or numbers_only) and value != AUTO:
         types = [name for name in types if name != "string"]
+        if auto_only and _own_auto(node):  # a text or a number in the model itself: "8" stays a text
+            return _REFUSED
+    if member.strict and isinstance(value, float) and abs(value) >= 2**63 and "number" not in types:
+        return _REFUSED  # too large for the model's integers
     if _is(value, types, exact=bool(node.get("x-exact"))):
         return value
     if not member.strict:
@@ -177,6 +197,18 @@ def _taken(value: Any, types: list[str], member: Member) -> Any:
             return None  # as good as absent
         return value if types == ["boolean"] and value in (0, 1) and not isinstance(value, str) else _REFUSED
     return _coerced(value, types, member.name)
+
+
+def held_value(value: Any, node: Node, name: str) -> Any:
+    """What a strict block makes of a value that it takes: "2" is 2, 5e8 is 500000000, true is 1 where a number is meant."""
+    types = _types(node)
+    own = [entry for entry in node.get("enum", ()) if entry != AUTO]
+    if _auto_only(node) or (own and not any(isinstance(entry, str) for entry in own)):
+        types = [kind for kind in types if kind != "string"]
+    taken = value if _is(value, types, exact=True) else _coerced(value, types, name)
+    if isinstance(value, float) and "integer" in types and "number" not in types and value.is_integer():
+        return int(value)
+    return value if taken is _REFUSED else taken
 
 
 def _coerced(value: Any, types: list[str], name: str) -> Any:
@@ -190,6 +222,8 @@ def _coerced(value: Any, types: list[str], name: str) -> Any:
         if isinstance(value, bool):
             return _REFUSED if name in ("loss_scale", "loss_scale_window", "min_loss_scale") else int(value)
         if isinstance(value, str) and "integer" in types and _WHOLE.fullmatch(value):
+            if "." in value and name in ("loss_scale_window", "min_loss_scale"):  # int() looks at these first
+                return _REFUSED
             digits = value.split(".")[0].strip().replace("_", "")
             return int(digits) if len(digits) < 300 else _REFUSED
         if isinstance(value, str) and "number" in types:
@@ -208,8 +242,10 @@ def _allowed(value: Any, node: Node) -> bool:
         if isinstance(value, bool):
             value = int(value) if not any(isinstance(entry, bool) for entry in known) else value
         if isinstance(value, str) and node.get("x-any-case"):
-            return value.lower() in [str(entry).lower() for entry in known]
+            return value.lower() in [entry.lower() for entry in known if isinstance(entry, str)]
         return isinstance(value, (str, int, float, type(None))) and value in known
+    if isinstance(value, str):
+        return len(value) >= node.get("minLength", 0)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return True
     return (

@@ -40,7 +40,7 @@ def wrong_type(document: Document) -> Iterator[Hit]:
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=near,
                 severity=_late(member),
-                raises=moment(member, "type"),
+                raises=moment(member, "type", document),
             )
 
 
@@ -67,7 +67,7 @@ def value_not_allowed(document: Document) -> Iterator[Hit]:
                 member.pointer,
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}{more}",
                 severity=severity,
-                raises=moment(member, "range"),
+                raises=moment(member, "range", document),
             )
 
 
@@ -108,7 +108,7 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
                 member.pointer,
                 f"{said}; DeepSpeed keeps it as a text and fails on it",
                 remedy="write a value",
-                raises=moment(member, "auto"),
+                raises=moment(member, "auto", document),
             )
         elif node.get("type") == "boolean":
             yield Hit(
@@ -143,7 +143,7 @@ def block_not_an_object(document: Document) -> Iterator[Hit]:
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=remedy,
                 fix=fix,
-                raises=moment(member, "flag"),
+                raises=moment(member, "flag", document),
             )
 
 
@@ -182,7 +182,7 @@ def swallowed_line(document: Document) -> Iterator[Hit]:
             f"{title(member.pointer)} is the text {shape(member.value)}{fate}: a word without quotes takes the rest of its line",
             remedy=f"write {written},",
             fix=fix,
-            raises=moment(member, "swallowed"),
+            raises=moment(member, "swallowed", document),
         )
 
 
@@ -213,7 +213,7 @@ def text_for_boolean(document: Document) -> Iterator[Hit]:
             else "write true or false",
             fix=fix,
             severity=ERROR if late or (no and member.value) else WARNING,
-            raises=moment(member, "text-for-boolean"),
+            raises=moment(member, "text-for-boolean", document),
         )
 
 
@@ -260,7 +260,7 @@ def key_without_effect(document: Document) -> Iterator[Hit]:
     """A key that DeepSpeed stores and nothing reads.
 
     Why:    It looks as if it did something. Said only where the value differs from the default.
-    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "pipeline": {"stages": 4}}
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "pipeline": {"seed_layers": true}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "pipeline": {"activation_checkpoint_interval": 1}}
     Fix:    none
     Source: deepspeed/runtime/config.py; deepspeed/runtime/zero/config.py
