@@ -17,7 +17,7 @@ from dsplan.planner.sources import sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import BATCH_KEYS
-from dsplan.schemas.finding import Reader
+from dsplan.schemas.finding import FileFindings, Reader
 from dsplan.schemas.known_keys import Node, child, lookup, schema
 from dsplan.schemas.positions import Document, escape, shape, steps
 from dsplan.schemas.problem import Problem
@@ -50,29 +50,28 @@ def resolve(
 
     everything: also the members of blocks that the file does not have.
     """
-    found = list(sources([path]))
-    if len(found) != 1:
-        raise Problem(f"{path}: holds {len(found)} configurations; name one of them")
-    source = found[0]
+    named = list(sources([path]))
+    if len(named) != 1:
+        raise Problem(f"{path}: holds {len(named)} configurations; name one of them")
+    source = named[0]
     reading = read(source, reader, companion.kind if companion else None)
-    _refuse(
-        lint_source(
-            source,
-            Setting(
-                cluster=cluster,
-                reader=reading.read_as,
-                engine="deepspeed",
-                rules=tuple(RULES.values()),
-                companion=companion,
-                fit=None,
-                defines={},
-            ),
-        )
+    setting = Setting(
+        cluster=cluster,
+        reader=reading.read_as,
+        engine="deepspeed",
+        rules=tuple(RULES.values()),
+        companion=companion,
+        fit=None,
+        defines={},
     )
+    found = lint_source(source, setting)
+    _refuse(found)
     document = reading.document
     assert document is not None and isinstance(document.value, dict)
     values, ranks = held_values(document, reading.read_as, companion, cluster, everything=everything)
-    return Resolved(file=source.name, read_as=reading.read_as, ranks=ranks, values=tuple(values))
+    return Resolved(
+        file=source.name, read_as=reading.read_as, ranks=ranks, values=tuple(values), refusals=_refusals(found)
+    )
 
 
 def resolve_pair(
@@ -90,7 +89,16 @@ def resolve_pair(
     return first, second
 
 
-def _refuse(found: Any) -> None:
+def _refusals(found: FileFindings) -> tuple[str, ...]:
+    """What the reader finds unlike its arguments (DSP020 to DSP039)."""
+    return tuple(
+        f"{found.file}:{finding.span.line}:{finding.span.column}: {finding.message} [{finding.rule}]"
+        for finding in found.findings
+        if finding.severity == "error" and "DSP020" <= finding.rule <= "DSP039"
+    )
+
+
+def _refuse(found: FileFindings) -> None:
     """Problem with the first thing on which the reader raises before it holds anything."""
     refused = [
         finding

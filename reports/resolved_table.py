@@ -36,6 +36,7 @@ def resolved_json(value: Resolved) -> str:
             "file": value.file,
             "read_as": value.read_as,
             "dp": value.ranks,
+            "refused": list(value.refusals),
             "values": [{"pointer": held.pointer, **_side(held)} for held in value.values],
         },
         indent=2,

@@ -32,6 +32,8 @@ class Resolved:
     ranks: int | None
     """GPUs that share the batch; None: not known."""
     values: tuple[Held, ...]
+    refusals: tuple[str, ...] = ()
+    """What the HF Trainer or Accelerate refuses before DeepSpeed is given the values, each with its place."""
 
     def by_pointer(self) -> dict[str, Held]:
         return {held.pointer: held for held in self.values}

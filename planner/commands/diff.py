@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from dsplan.planner.options import ArgsOption, ClusterOption, ReaderName, TextOrJson, WorldSizeOption, cluster_of
-from dsplan.planner.terminal import CLEAN, FOUND
+from dsplan.planner.terminal import CLEAN, FOUND, note
 
 
 def diff(
@@ -35,6 +35,8 @@ def diff(
     chosen = cluster_of(cluster, world_size)
     sides = resolve_pair(a, b, reader=reader.value, companion=companion, cluster=chosen)
     found = compare(*sides)
+    for refusal in (*sides[0].refusals, *sides[1].refusals):
+        note(refusal)
     show = resolved_table.comparison_json if format is TextOrJson.json else resolved_table.comparison
     typer.echo(show(found))
     raise typer.Exit(CLEAN if found.same_model else FOUND)

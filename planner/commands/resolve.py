@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from dsplan.planner.options import ArgsOption, ClusterOption, ReaderName, TextOrJson, WorldSizeOption, cluster_of
+from dsplan.planner.terminal import note
 
 
 def resolve(
@@ -32,5 +33,7 @@ def resolve(
         companion = read_companion(args)
     chosen = cluster_of(cluster, world_size)
     value = resolved_of(file, reader=reader.value, companion=companion, cluster=chosen, everything=everything)
+    for refusal in value.refusals:
+        note(refusal)
     show = resolved_table.resolved_json if format is TextOrJson.json else resolved_table.resolved
     typer.echo(show(value))

@@ -188,3 +188,11 @@ def test_the_command(tmp_path: Path) -> None:
     config.write_text("{")
     done = dsplan("resolve", str(config))
     assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_what_the_trainer_refuses_is_said_beside_the_values(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_micro_batch_size_per_gpu": 2}')
+    companion = companion_of({"per_device_train_batch_size": 4}, "args.yaml", "trainer")
+    (refusal,) = resolve(str(config), companion=companion).refusals
+    assert "1:36: train_micro_batch_size_per_gpu is 2" in refusal
