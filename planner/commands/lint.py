@@ -139,4 +139,6 @@ def _tell(found: Sequence[FileFindings], format: LintFormat, statistics: bool) -
         from dsplan.planner.rules import RULES
 
         more = {"rules": list(RULES.values()), "version": version()}
-    typer.echo(view.findings(found, **more))
+    report = view.findings(found, **more)
+    if report:
+        typer.echo(report)

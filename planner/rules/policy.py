@@ -39,7 +39,7 @@ def policy_broken(document: Document, policies: Sequence[Policy]) -> Iterator[Hi
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 1}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
     Fix:    none
-    Source: docs/lint.md, "Policies"
+    Source: docs/teams.md, "Policies"
     """
     if not isinstance(document.value, dict):
         return

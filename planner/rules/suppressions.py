@@ -19,7 +19,7 @@ def unused_suppression(idle_suppressions: Sequence[Entry]) -> Iterator[Hit]:
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "dsplan": {"ignore": ["DSP001"]}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "our_own": 1, "dsplan": {"ignore": ["DSP001"]}}
     Fix:    none
-    Source: docs/lint.md, "Suppressions"
+    Source: docs/teams.md, "Suppressions"
     """
     for entry in idle_suppressions:
         yield Hit(entry.pointer, f"{shape(entry.pattern)} finds nothing here to ignore", remedy="remove it")
@@ -33,7 +33,7 @@ def unknown_suppression(document: Document) -> Iterator[Hit]:
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "dsplan": {"ignore": ["unknown-keys"]}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "our_own": 1, "dsplan": {"ignore": ["unknown-key"]}}
     Fix:    none
-    Source: docs/lint.md, "Suppressions"
+    Source: docs/teams.md, "Suppressions"
     """
     listed = document.at(IGNORE)
     for index, entry in enumerate(listed if isinstance(listed, list) else ()):
