@@ -30,8 +30,7 @@ class RuleLike(Protocol):
 
 
 FAMILIES = {
-    "DSP00": "The text, the keys and their values",
-    "DSP01": "The text, the keys and their values",
+    "DSP0": "The text, the keys and their values",
     "DSP02": "The arguments beside the file",
     "DSP03": "The arguments beside the file",
     "DSP05": "Releases of DeepSpeed",
@@ -78,7 +77,9 @@ def page(rule: RuleLike) -> str:
         parts += [line for text in rule.section(heading) for line in (f"{heading}:", _indented(text), "")]
     for heading in ("Bad", "Good"):
         parts += [line for text in rule.section(heading) for line in (f"{heading}:", _indented(text), "")]
-    parts += ["Raises:", _indented(RAISES[rule.raises]), ""] if rule.raises else []
+    for heading, text in _facts(rule):
+        if heading in ("readers", "raises", "needs", "releases"):
+            parts += [f"{heading.capitalize()}:", _indented(text.replace("`", "")), ""]
     parts += ["Fix:", _indented(rule.section("Fix")[0] if rule.section("Fix") else "none"), ""]
     parts += ["Source:", *(_indented(text) for text in rule.section("Source"))]
     return "\n".join(parts)
@@ -168,8 +169,14 @@ def _facts(rule: RuleLike) -> list[tuple[str, str]]:
 
 
 def _readers(rule: RuleLike) -> str:
-    hf = any(need in ("hf_reader", "companion", "filled") for need in rule.needs)
-    return "HF Trainer, Accelerate" if hf else "DeepSpeed, HF Trainer, Accelerate"
+    given = " ".join(rule.section("Given"))
+    if "reader accelerate" in given:
+        return "Accelerate"
+    hf = "reader trainer" in given or any(need in ("hf_reader", "companion", "filled") for need in rule.needs)
+    return "HF Trainer, Accelerate" if hf else "DeepSpeed" if "reader deepspeed" in given else ", ".join(_ALL)
+
+
+_ALL = ("DeepSpeed", "HF Trainer", "Accelerate")
 
 
 def _dotted(pointer: str) -> str:
