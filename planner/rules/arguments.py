@@ -163,7 +163,7 @@ def fields_beside_config_file(document: Document, companion: Companion) -> Itera
     Given:  reader accelerate, args.kind accelerate, args.config_file ds.json, args.beside_config_file zero_stage
     Bad:    {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
     Given:  Good with reader accelerate, args.kind accelerate, args.config_file ds.json
-    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
+    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 1}}
     Fix:    none
     Source: accelerate/utils/dataclasses.py, _deepspeed_config_checks
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,11 +45,16 @@ class Member:
         return self.block.get("x-unknown") == "refused"
 
 
-def members(document: Document) -> Iterator[Member]:
+@functools.lru_cache(maxsize=2)
+def members(document: Document) -> tuple[Member, ...]:
     """Every member of every block that is known, parents first. What is removed or not read is not entered."""
-    waiting: list[tuple[str, Any, Node]] = [("", document.value, schema())]
+    return tuple(_members(document))
+
+
+def _members(document: Document) -> Iterator[Member]:
+    waiting = deque[tuple[str, Any, Node]]([("", document.value, schema())])
     while waiting:
-        pointer, value, node = waiting.pop(0)
+        pointer, value, node = waiting.popleft()
         if isinstance(value, list) and "items" in node:
             waiting += [(f"{pointer}/{index}", entry, resolved(node["items"])) for index, entry in enumerate(value)]
         if not isinstance(value, dict) or "x-unknown" not in node:

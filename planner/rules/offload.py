@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
+from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.precision import number_at, on
+from dsplan.schemas.config import DsConfig
 from dsplan.schemas.positions import Document
 
 PARAM, OPTIMIZER = "/zero_optimization/offload_param", "/zero_optimization/offload_optimizer"
@@ -124,4 +125,147 @@ def super_offload_below_stage_3(document: Document, zero_stage: int) -> Iterator
     if zero_stage < 3 and on(document, f"{OPTIMIZER}/super_offload"):
         yield Hit(
             f"{OPTIMIZER}/super_offload", f"super_offload has no effect at zero_stage {zero_stage}", remedy="set false"
+        )
+
+
+_ADAMS = ("adam", "adamw")
+
+
+def _on_host(document: Document, block: str) -> bool:
+    return _device(document, block) is not None
+
+
+def _cpu_adam(config: DsConfig) -> bool | None:
+    """The optimizer of the file becomes DeepSpeed's CPU Adam when it is offloaded; None where the file names none."""
+    if config.optimizer is None:
+        return None
+    return config.optimizer.type.lower() in _ADAMS and not config.optimizer.params.get("torch_adam")
+
+
+@rule("DSP407", "ratio-without-cpu-adam", severity=ERROR, keys=[f"{OPTIMIZER}/ratio"], raises="init")
+def ratio_without_cpu_adam(document: Document, zero_stage: int, config: DsConfig) -> Iterator[Hit]:
+    """offload_optimizer.ratio below 1 needs Adam or AdamW, and not torch's.
+
+    Why:    DeepSpeed updates a part on the host with its CPU Adam and the rest on the GPU, and asserts that it has one.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "Adagrad", "params": {"lr": 0.1}}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    Fix:    none
+    Source: deepspeed/runtime/zero/stage3.py, DeepSpeedZeroOptimizer_Stage3.__init__
+    """
+    ratio = number_at(document, f"{OPTIMIZER}/ratio", 1.0)
+    split = zero_stage == 3 and _on_host(document, OPTIMIZER) and ratio is not None and 0 <= ratio < 1
+    if split and _cpu_adam(config) is False and config.optimizer is not None:
+        kind = "torch's Adam" if config.optimizer.type.lower() in _ADAMS else config.optimizer.type
+        yield Hit(
+            f"{OPTIMIZER}/ratio",
+            f"offload_optimizer.ratio is {ratio:g}, which needs DeepSpeed's CPU Adam, but the optimizer is {kind}",
+            remedy="set 1, or take AdamW",
+        )
+
+
+@rule("DSP408", "offload-without-device", severity=WARNING, keys=[f"{PARAM}/device", f"{OPTIMIZER}/device"])
+def offload_without_device(document: Document) -> Iterator[Hit]:
+    """A block for offload without a device offloads nothing.
+
+    Why:    device is none where it is not there, whatever else the block says.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "offload_optimizer": {"pin_memory": true}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}}
+    Fix:    none
+    Source: deepspeed/runtime/zero/offload_config.py
+    """
+    for pointer in (PARAM, OPTIMIZER):
+        block = document.at(pointer)
+        if isinstance(block, dict) and "device" not in block:
+            name = pointer.rpartition("/")[2]
+            yield Hit(
+                pointer, f"{name} has no device, so nothing is offloaded", remedy='add "device": "cpu"', on_key=True
+            )
+
+
+_NVME_ONLY = {
+    PARAM: ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
+    OPTIMIZER: ("nvme_path", "buffer_count", "pipeline_read", "pipeline_write", "fast_init"),
+}
+"""Source: deepspeed/runtime/zero/offload_config.py; deepspeed/runtime/swap_tensor."""
+
+
+@rule("DSP409", "nvme-key-without-nvme", severity=INFO, keys=[PARAM, OPTIMIZER])
+def nvme_key_without_nvme(document: Document, zero_stage: int) -> Iterator[Hit]:
+    """Keys for NVMe have no effect where the device is cpu or none.
+
+    Why:    Nothing is swapped to files, so paths and buffers are not looked at. At zero_stage 3 only; below, nothing is
+            ever swapped (DSP404).
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "nvme_path": "/nvme"}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/nvme"}}}
+    Fix:    none
+    Source: deepspeed/runtime/swap_tensor/partitioned_param_swapper.py; deepspeed/runtime/swap_tensor/optimizer_utils.py
+    """
+    for pointer, names in _NVME_ONLY.items():
+        block, device = document.at(pointer), document.at(f"{pointer}/device")
+        if zero_stage != 3 or not isinstance(block, dict) or device not in ("cpu", "none"):
+            continue
+        idle = [name for name in names if block.get(name) not in (None, False, "auto")]
+        if idle:
+            yield Hit(
+                f"{pointer}/{idle[0]}",
+                f"{', '.join(idle)} of {pointer.rpartition('/')[2]} {'has' if len(idle) == 1 else 'have'} no effect "
+                f"with device {device}",
+                remedy="remove, or set device to nvme",
+                on_key=True,
+            )
+
+
+_ADAM_TENSORS = 4
+"""Parameter, gradient, momentum and variance. Source: deepspeed/runtime/zero/offload_config.py, buffer_count."""
+
+
+@rule("DSP410", "too-few-swap-buffers", severity=WARNING, keys=[f"{OPTIMIZER}/buffer_count"])
+def too_few_swap_buffers(document: Document, zero_stage: int) -> Iterator[Hit]:
+    """offload_optimizer.buffer_count should be at least 4 with nvme and Adam.
+
+    Why:    A sub-group is read into one buffer per tensor of it: parameter, gradient and two moments. With fewer the first
+            step fails on an assertion.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 2}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 4}}}
+    Fix:    none
+    Source: deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py, swap_in_optimizer_state
+    """
+    count = number_at(document, f"{OPTIMIZER}/buffer_count", float(_ADAM_TENSORS))
+    kind = document.at("/optimizer/type")
+    if zero_stage != 3 or _device(document, OPTIMIZER) != "nvme" or count is None:
+        return
+    if count < _ADAM_TENSORS and (not isinstance(kind, str) or kind.lower() in _ADAMS):
+        yield Hit(
+            f"{OPTIMIZER}/buffer_count",
+            f"offload_optimizer.buffer_count is {count:g}, but Adam has {_ADAM_TENSORS} tensors to swap in at once",
+            remedy=f"set {_ADAM_TENSORS} or more",
+        )
+
+
+@rule("DSP411", "ratio-without-offload", severity=WARNING, keys=[f"{OPTIMIZER}/ratio", f"{OPTIMIZER}/super_offload"])
+def ratio_without_offload(document: Document, zero_stage: int) -> Iterator[Hit]:
+    """offload_optimizer.ratio and cpuadam_cores_perc act beside what they belong to only.
+
+    Why:    A ratio splits an optimizer that is offloaded; with device none nothing is. cpuadam_cores_perc is read by
+            super_offload alone.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none", "ratio": 0.5}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
+    Fix:    none
+    Source: deepspeed/runtime/zero/stage3.py; deepspeed/runtime/zero/offload_config.py
+    """
+    ratio = number_at(document, f"{OPTIMIZER}/ratio", 1.0)
+    off = document.at(f"{OPTIMIZER}/device") == "none"
+    if zero_stage == 3 and off and ratio is not None and 0 <= ratio < 1:
+        yield Hit(
+            f"{OPTIMIZER}/ratio",
+            f"offload_optimizer.ratio is {ratio:g}, but with device none nothing is offloaded",
+            remedy='set device to "cpu", or remove it',
+        )
+    cores = document.at(f"{OPTIMIZER}/cpuadam_cores_perc")
+    if cores not in (None, "auto") and not on(document, f"{OPTIMIZER}/super_offload"):
+        yield Hit(
+            f"{OPTIMIZER}/cpuadam_cores_perc",
+            "offload_optimizer.cpuadam_cores_perc has no effect without super_offload",
+            remedy="remove it",
+            severity=INFO,
         )

@@ -9,6 +9,7 @@ from dsplan.planner.rules.known_keys import Member, absent, blocks_of, members, 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.finding import Fix
+from dsplan.schemas.known_keys import Node
 from dsplan.schemas.positions import BOM, Document, SyntaxProblem, escape, shape, steps
 
 
@@ -75,11 +76,18 @@ def refused(member: Member) -> bool:
 
 def near(member: Member) -> str | None:
     """The key of the same block that is meant."""
-    known = {name: node for name, node in member.block.get("properties", {}).items() if "x-removed" not in node}
-    for name, node in known.items():
-        if member.name in node.get("x-known-as", ()):
-            return str(name)
-    return nearest(member.name, [name for name, node in known.items() if "x-unread" not in node])
+    properties = member.block.get("properties", {})
+    if id(properties) not in _SPELLINGS:
+        known = {str(name): node for name, node in properties.items() if "x-removed" not in node}
+        aliases = {alias: name for name, node in known.items() for alias in node.get("x-known-as", ())}
+        read = tuple(name for name, node in known.items() if "x-unread" not in node)
+        _SPELLINGS[id(properties)] = (properties, aliases, read)
+    _, aliases, read = _SPELLINGS[id(properties)]
+    return aliases.get(member.name) or nearest(member.name, read)
+
+
+_SPELLINGS: dict[int, tuple[Node, dict[str, str], tuple[str, ...]]] = {}
+"""Other names and names of each block of the schema, by the id of its properties (kept, so that no other has that id)."""
 
 
 def passed_on(member: Member) -> bool:
