@@ -101,8 +101,9 @@ def read_project(file: str) -> Project | None:
     shown = shown_path(file)
     try:
         tool = tomllib.loads(text).get("tool")
-    except tomllib.TOMLDecodeError as error:
-        raise Problem(f"{shown}: is not TOML ({error})") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise Problem(f"{shown}: is not TOML ({reason})") from error
     table = tool.get("dsplan") if isinstance(tool, dict) else None
     if table is None:
         return None

@@ -6,12 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Done, dsplan
 from dsplan.planner.linting import lint_text
 from dsplan.planner.options import with_baseline_file
-from dsplan.planner.project import glob_matches, read_project
+from dsplan.planner.project import _READ, _project, glob_matches, read_project
+from dsplan.schemas.problem import Problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 PLAIN = '{"train_batch_size": 8, "gradient_clipping": 1.0}'
 ODD = '{"train_batch_size": 8, "gradient_clipping": 1.0, "our_own": 1}'
@@ -220,6 +224,32 @@ def test_a_wrong_pyproject_is_one_line(team: Path, text: str, words: tuple[str, 
     name = config(team, "ds.json", PLAIN[:-1] + ', "name": "x"}')
     project(team, text)
     refused(dsplan("lint", name), *words)
+
+
+SCRAPS = st.recursive(
+    st.sampled_from([None, True, 0, -1, 1.5, float("nan"), "", "DSP001", "/a", "8xH100-80GB", "error", "$ref", "#"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["pointer", "schema", "message", "required", "a/*.json", "enum", "$ref", "type", "pattern"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*_READ, "selct"]), SCRAPS, max_size=3) | SCRAPS)
+def test_no_table_makes_it_raise_anything_but_one_line(table: Any) -> None:
+    try:
+        project = _project(table, "pyproject.toml", "/", "")
+        lint_text(ODD, "a/b.json", project=project)
+    except Problem as problem:
+        assert "\n" not in str(problem)
 
 
 def test_a_pyproject_that_does_not_speak_of_dsplan_is_not_parsed(team: Path) -> None:
