@@ -103,9 +103,7 @@ def main() -> None:
     answers = asked(configs, chosen.python)
     if chosen.record:
         rows = [
-            json.dumps(
-                [dict(m.parts), [n for k, n in m.parts if k == "block"], m.world_size, m.remove, m.put, m.value, answer]
-            )
+            json.dumps([[name for _, name in m.parts], m.world_size, m.remove, m.put, m.value, answer])
             for m, answer in zip(mutants, answers, strict=True)
         ]
         RECORD.write_text("[\n" + ",\n".join(rows) + "\n]\n", "utf-8")
