@@ -6,32 +6,26 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.mechanism import INFO, WARNING, Hit, rule
 from dsplan.planner.rules.reading import block, truthy
-from dsplan.schemas.positions import Document, shape
+from dsplan.schemas.positions import Document
 
 STATES, WRITER = "/datastates_ckpt", "/checkpoint/writer"
 ACTIVATIONS = "/activation_checkpointing"
 OFFLOADS = ("/zero_optimization/offload_param/device", "/zero_optimization/offload_optimizer/device")
 
 
-@rule("DSP841", "datastates-switched-on", severity=WARNING, keys=[STATES])
-def datastates_switched_on(document: Document) -> Iterator[Hit]:
-    """datastates_ckpt is on by anything but false: null and {} too.
+@rule("DSP841", "datastates-needs-package", severity=INFO, keys=[STATES])
+def datastates_needs_package(document: Document) -> Iterator[Hit]:
+    """datastates_ckpt needs the package datastates.
 
-    Why:    Where the package datastates is not installed, DeepSpeed raises a RuntimeError when the engine starts.
-    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": null}
+    Why:    Where it is not installed, DeepSpeed raises a RuntimeError when the engine starts.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": {"host_cache_size": 16}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": false}
     Fix:    none
-    Source: deepspeed/datastates/config.py; deepspeed/runtime/checkpoint_engine/utils.py
+    Source: deepspeed/runtime/checkpoint_engine/utils.py
     """
     value = document.at(STATES, False)
-    if value is not False:
-        yield Hit(
-            STATES,
-            f"datastates_ckpt is {shape(value)}, which switches it on; without the package datastates the engine fails",
-            remedy="remove it where it is not meant",
-            on_key=True,
-            severity=INFO if isinstance(value, dict) and value else WARNING,
-        )
+    if value and value != "auto":
+        yield Hit(STATES, "datastates_ckpt needs the package datastates; without it the engine does not start")
 
 
 @rule("DSP842", "fast-writer-on", severity=INFO, keys=[WRITER])

@@ -14,7 +14,8 @@ from dsplan.schemas.positions import Document, escape, shape
 TYPE, PARAMS = "/scheduler/type", "/scheduler/params"
 
 
-def _kind(document: Document) -> str | None:
+def kind_of(document: Document) -> str | None:
+    """The schedule's name where it is a known one."""
     written = document.at(TYPE)
     known = names("/scheduler")
     return written if isinstance(written, str) and written in known["deepspeed"] + known["torch"] else None
@@ -31,7 +32,7 @@ def unknown_scheduler(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/engine.py, _scheduler_from_config
     """
     written = document.at(TYPE)
-    if not isinstance(written, str) or _kind(document):
+    if not isinstance(written, str) or kind_of(document):
         return
     known = names("/scheduler")
     meant = nearest(written, known["deepspeed"] + known["torch"])
@@ -53,7 +54,7 @@ def scheduler_argument_missing(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/runtime/lr_schedules.py; deepspeed/runtime/engine.py, _scheduler_from_config
     """
-    kind = _kind(document)
+    kind = kind_of(document)
     if kind is None:
         return
     if document.at(PARAMS) is None:
@@ -87,7 +88,7 @@ def unknown_scheduler_argument(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/runtime/lr_schedules.py
     """
-    kind = _kind(document)
+    kind = kind_of(document)
     for name, meant, takes in unknown_arguments(document, "/scheduler", kind):
         yield Hit(
             f"{PARAMS}/{escape(name)}",
@@ -107,7 +108,7 @@ def schedule_over_lr(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/runtime/lr_schedules.py, WarmupLR and WarmupDecayLR
     """
-    kind, lr = _kind(document), document.at("/optimizer/params/lr")
+    kind, lr = kind_of(document), document.at("/optimizer/params/lr")
     if kind not in ("WarmupLR", "WarmupDecayLR") or not isinstance(document.at(PARAMS), dict):
         return
     peak = document.at(f"{PARAMS}/warmup_max_lr", 0.001 if kind == "WarmupDecayLR" else None)
@@ -147,7 +148,7 @@ def torch_schedule_under_zero(document: Document, zero_stage: int) -> Iterator[H
     Fix:    none
     Source: deepspeed/runtime/engine.py, _scheduler_from_config
     """
-    kind = _kind(document)
+    kind = kind_of(document)
     if kind and kind in names("/scheduler")["torch"] and zero_stage > 0:
         yield Hit(
             TYPE,
@@ -184,9 +185,9 @@ def schedule_shorter_than_warmup(document: Document) -> Iterator[Hit]:
     """
     total = document.at(f"{PARAMS}/total_num_steps")
     warmup = document.at(f"{PARAMS}/warmup_num_steps", 1000)
-    if type(total) is int and type(warmup) is int and 0 < total < warmup:
+    if type(total) is int and type(warmup) is int and total < max(warmup, 1):
         default = "" if document.has(f"{PARAMS}/warmup_num_steps") else " (its default)"
         yield Hit(
             f"{PARAMS}/total_num_steps",
-            f"total_num_steps is {total}, less than warmup_num_steps {warmup}{default}: the warm-up never ends",
+            f"total_num_steps is {total}, less than warmup_num_steps {warmup}{default}: the schedule ends before its peak",
         )
