@@ -247,7 +247,7 @@ def _config(
             return f"{path}#/deepspeed", f"deepspeed in {path}"
     if accelerate is not None and accelerate.config_file:
         return accelerate.config_file, f"deepspeed_config_file of {accelerate.source}"
-    own = _in_script(line.program)
+    own = _of_script(line.program)
     if own is not None:
         return own, f"in {line.program}"
     launched = line.accelerate or {}
@@ -261,51 +261,12 @@ def _config(
     )
 
 
-def _in_script(program: str) -> str | None:
-    """What the script itself hands to deepspeed.initialize or TrainingArguments: a file's name, or a dict in it by name."""
-    file = Path(program)
-    if file.suffix != ".py" or not file.is_file():
+def _of_script(program: str) -> str | None:
+    if not program.endswith(".py"):
         return None
-    import ast
-    import warnings
+    from dsplan.planner.scripts import config_in
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(file.read_text("utf-8"))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
-    texts, dicts = {}, set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                texts[name] = node.value.value
-            elif isinstance(node.value, ast.Dict):
-                dicts.add(name)
-    for node in ast.walk(tree):
-        for keyword in node.keywords if isinstance(node, ast.Call) else ():
-            if keyword.arg in _HANDED.get(_called(node), ()):
-                value = keyword.value
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    return value.value
-                if isinstance(value, ast.Name) and value.id in texts:
-                    return str(texts[value.id])
-                if isinstance(value, ast.Name) and value.id in dicts:
-                    return f"{program}#{value.id}"
-    return None
-
-
-_HANDED = {
-    "initialize": ("config", "config_params"),
-    "TrainingArguments": ("deepspeed",),
-    "DeepSpeedPlugin": ("hf_ds_config",),
-}
-
-
-def _called(call: Any) -> str:
-    """The last name of what is called: initialize of deepspeed.initialize(...)."""
-    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+    return config_in(program)
 
 
 def _as_accelerate_builds_it(companion: Companion) -> str:

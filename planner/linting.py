@@ -14,6 +14,7 @@ from dsplan.planner.open_values import define, fillings, open_names
 from dsplan.planner.reading import Reading, read
 from dsplan.planner.rules import RULES, Hit, Rule, run
 from dsplan.planner.rules.fit import Fit
+from dsplan.planner.rules.models import ModelFacts
 from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
@@ -25,8 +26,15 @@ from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
     from dsplan.planner.filling import Filled
+    from dsplan.planner.load import Subject
 
-NEEDS = {"cluster": "--cluster", "zero_stage": "--args", "companion": "--args", "fit": "--model"}
+NEEDS = {
+    "cluster": "--cluster",
+    "zero_stage": "--args",
+    "companion": "--args",
+    "fit": "--model",
+    "model": "--model",
+}
 """What a rule may need and the user can give, to the option that gives it."""
 
 
@@ -91,6 +99,7 @@ def setting_of(
     defines: Mapping[str, str] | None = None,
 ) -> Setting:
     """What the options say, loaded: rules, companion, model. Problem where one of them cannot be had."""
+    fit, facts = _of_model(model, cluster, args, engine) if model is not None else (None, None)
     return Setting(
         cluster=cluster,
         reader=reader,
@@ -100,7 +109,8 @@ def setting_of(
         ignore=tuple(ignore),
         project_of=projects.finder(),
         companion=_companion(args),
-        fit=_fits(model, cluster, args, engine) if model is not None else None,
+        fit=fit,
+        facts=facts,
         defines=defines or {},
     )
 
@@ -115,13 +125,14 @@ def lint_text(
     rules: Sequence[Rule] | None = None,
     companion: Companion | None = None,
     fit: Fit | Callable[[dict[str, Any]], Fit | str] | None = None,
+    facts: ModelFacts | None = None,
     defines: Mapping[str, str] | None = None,
     project: projects.Project | None = None,
 ) -> FileFindings:
     """The findings of one text. The companion says what the reader puts in the place of "auto".
 
-    fit: what the configuration takes on the GPUs, or the function that tells it (or why it cannot). defines: what fills
-    the placeholders of a template.
+    fit: what the configuration takes on the GPUs, or the function that tells it (or why it cannot). facts: what the model is.
+    defines: what fills the placeholders of a template.
     """
     setting = Setting(
         cluster=cluster,
@@ -130,6 +141,7 @@ def lint_text(
         rules=tuple(RULES.values() if rules is None else rules),
         companion=companion,
         fit=fit,
+        facts=facts,
         defines=defines or {},
     )
     return lint_source(Source(name, text, name), within(setting, project))
@@ -146,6 +158,7 @@ class Setting:
     companion: Companion | None
     fit: Fit | Callable[[dict[str, Any]], Fit | str] | None
     defines: Mapping[str, str]
+    facts: ModelFacts | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     project_of: Callable[[str], projects.Project | None] = projects.none
@@ -243,6 +256,8 @@ def _findings(
             context["open_values"] = open_values
         if setting.engine in ("native", "both") and isinstance(document.value, dict):
             context["native"] = document.value
+        if setting.facts is not None:
+            context["model"] = setting.facts
         if setting.fit is not None and isinstance(document.value, dict):
             told = setting.fit(document.value) if callable(setting.fit) else setting.fit
             if isinstance(told, str):
@@ -343,15 +358,27 @@ def _replace(raw: Any, pointer: str, value: Any) -> None:
         raw[last] = value
 
 
-def _fits(model: str, cluster: Cluster | None, args: str | None, engine: str) -> Callable[[dict[str, Any]], Fit | str]:
-    """A function from a file's object to what it takes on the cluster's GPUs, by `estimate`. Loads the model, and torch."""
-    if cluster is None or cluster.gpu is None:
-        raise Problem("--model needs --cluster with a kind of GPU, as in --cluster 8xA100-80GB")
-    from dsplan.planner.estimating import estimate
+def _of_model(
+    model: str, cluster: Cluster | None, args: str | None, engine: str
+) -> tuple[Callable[[dict[str, Any]], Fit | str], ModelFacts]:
+    """A function from a file's object to what it takes on the cluster's GPUs, and what the model is. Loads both, and torch."""
     from dsplan.planner.load import load_subject
+    from dsplan.planner.model_facts import facts_of
+
+    subject = load_subject(model)
+    return _fits(subject, cluster, args, engine), facts_of(model, subject)
+
+
+def _fits(
+    subject: Subject, cluster: Cluster | None, args: str | None, engine: str
+) -> Callable[[dict[str, Any]], Fit | str]:
+    """By `estimate`, where the cluster names a kind of GPU."""
+    if cluster is None or cluster.gpu is None:
+        return lambda raw: "--cluster with a kind of GPU, as 8xA100-80GB"
+    from dsplan.planner.estimating import estimate
     from dsplan.planner.settings import Flags
 
-    subject, gpu = load_subject(model), cluster.gpu
+    gpu = cluster.gpu
 
     def fit(raw: dict[str, Any]) -> Fit | str:
         try:

@@ -10,6 +10,7 @@ from dsplan.planner.linting import lint_text
 from dsplan.planner.project import Project
 from dsplan.planner.rules import Rule
 from dsplan.planner.rules.fit import Fit
+from dsplan.planner.rules.models import ModelFacts
 from dsplan.planner.rules.policy import Policy
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import Companion
@@ -19,9 +20,10 @@ from dsplan.schemas.finding import FileFindings
 def linted(rule: Rule, text: str) -> FileFindings:
     """The findings of an example, in the setting of its Given lines.
 
-    Given: dp N, reader NAME, engine NAME, args.FIELD N, policy POINTER:SCHEMA (without spaces), or gib_per_sample N
-    with usable_gib N (a model that takes so much per sample, and 5 % more at most); else no cluster, DeepSpeed reads and runs it. args are those of the Trainer unless
-    args.kind says otherwise. A Given that begins with "Good with" is the setting of Good, and the others are that of Bad.
+    Given: dp N, reader NAME, engine NAME, args.FIELD N, model.FIELD N, policy POINTER:SCHEMA (without spaces), or
+    gib_per_sample N with usable_gib N (a model that takes so much per sample, and 5 % more at most); else no cluster,
+    DeepSpeed reads and runs it. args are those of the Trainer unless args.kind says otherwise. A Given that begins with "Good
+    with" is the setting of Good, and the others are that of Bad.
     """
     given = _given(rule, text)
     arguments = {
@@ -33,9 +35,16 @@ def linted(rule: Rule, text: str) -> FileFindings:
         reader=given.get("reader", "deepspeed"),
         engine=given.get("engine", "deepspeed"),
         fit=_fit(given, text),
+        facts=_facts(given),
         project=_project(given["policy"]) if "policy" in given else None,
         companion=Companion(**{"kind": "trainer", "source": "args.yaml", **arguments}) if arguments else None,
     )
+
+
+def _facts(given: dict[str, str]) -> ModelFacts | None:
+    told = {key.removeprefix("model."): _value(key, value) for key, value in given.items() if key.startswith("model.")}
+    fields: dict[str, Any] = {"hidden_known": False, "hidden_size": None, "widest": None, "client_optimizer": None}
+    return ModelFacts(**{**fields, "source": "model.py", **told}) if told else None
 
 
 def _given(rule: Rule, text: str) -> dict[str, str]:
