@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsplan.planner.resolving import no_effect
+from dsplan.planner.holding import no_effect
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import shape, steps
 from dsplan.schemas.resolved import Comparison, Difference, Held, Resolved

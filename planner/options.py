@@ -91,6 +91,10 @@ ArgsOption = Annotated[
         "--args", help="HF TrainingArguments, Accelerate, axolotl or LLaMA-Factory file that fills values in."
     ),
 ]
+DefineOption = Annotated[
+    list[str] | None,
+    typer.Option("--define", help="NAME=VALUE for a placeholder of a template; repeat it.", metavar="NAME=VALUE"),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from dsplan.planner.options import ArgsOption, ClusterOption, ReaderName, TextOrJson, WorldSizeOption, cluster_of
+from dsplan.planner.options import (
+    ArgsOption,
+    ClusterOption,
+    DefineOption,
+    ReaderName,
+    TextOrJson,
+    WorldSizeOption,
+    cluster_of,
+    defines_of,
+)
 from dsplan.planner.terminal import CLEAN, FOUND, note
 
 
@@ -16,6 +25,7 @@ def diff(
     world_size: WorldSizeOption = None,
     reader: Annotated[ReaderName, typer.Option("--for", help="Who will read both files.")] = ReaderName.auto,
     args: ArgsOption = None,
+    define: DefineOption = None,
     format: Annotated[TextOrJson, typer.Option("--format")] = TextOrJson.text,
 ) -> None:
     """What differs between two configurations, by effective value, and whether they train the same model.
@@ -33,7 +43,7 @@ def diff(
 
         companion = read_companion(args)
     chosen = cluster_of(cluster, world_size)
-    sides = resolve_pair(a, b, reader=reader.value, companion=companion, cluster=chosen)
+    sides = resolve_pair(a, b, reader=reader.value, companion=companion, cluster=chosen, defines=defines_of(define))
     found = compare(*sides)
     for refusal in (*sides[0].refusals, *sides[1].refusals):
         note(refusal)

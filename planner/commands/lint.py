@@ -11,6 +11,7 @@ import typer
 from dsplan.planner.options import (
     ArgsOption,
     ClusterOption,
+    DefineOption,
     EngineChoice,
     FailOn,
     LintFormat,
@@ -44,10 +45,7 @@ def lint(
         bool, typer.Option("--unsafe-fixes", help="Apply also the fixes that may change what is trained.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Print what --fix would change, and change nothing.")] = False,
-    define: Annotated[
-        list[str] | None,
-        typer.Option("--define", help="NAME=VALUE for a placeholder of a template; repeat it.", metavar="NAME=VALUE"),
-    ] = None,
+    define: DefineOption = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Tell only what this file, of --write-baseline, does not hold.")
     ] = None,

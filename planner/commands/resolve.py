@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from dsplan.planner.options import ArgsOption, ClusterOption, ReaderName, TextOrJson, WorldSizeOption, cluster_of
+from dsplan.planner.options import (
+    ArgsOption,
+    ClusterOption,
+    DefineOption,
+    ReaderName,
+    TextOrJson,
+    WorldSizeOption,
+    cluster_of,
+    defines_of,
+)
 from dsplan.planner.terminal import note
 
 
@@ -16,6 +25,7 @@ def resolve(
     reader: Annotated[ReaderName, typer.Option("--for", help="Who will read the file.")] = ReaderName.auto,
     args: ArgsOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Also the blocks that the file does not have.")] = False,
+    define: DefineOption = None,
     format: Annotated[TextOrJson, typer.Option("--format")] = TextOrJson.text,
 ) -> None:
     """The configuration as the reader really holds it, each value with its origin. Exit 0, or 2 where the reader refuses it.
@@ -32,7 +42,14 @@ def resolve(
 
         companion = read_companion(args)
     chosen = cluster_of(cluster, world_size)
-    value = resolved_of(file, reader=reader.value, companion=companion, cluster=chosen, everything=everything)
+    value = resolved_of(
+        file,
+        reader=reader.value,
+        companion=companion,
+        cluster=chosen,
+        everything=everything,
+        defines=defines_of(define),
+    )
     for refusal in value.refusals:
         note(refusal)
     show = resolved_table.resolved_json if format is TextOrJson.json else resolved_table.resolved

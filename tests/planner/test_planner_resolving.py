@@ -196,3 +196,17 @@ def test_what_the_trainer_refuses_is_said_beside_the_values(tmp_path: Path) -> N
     companion = companion_of({"per_device_train_batch_size": 4}, "args.yaml", "trainer")
     (refusal,) = resolve(str(config), companion=companion).refusals
     assert "1:36: train_micro_batch_size_per_gpu is 2" in refusal
+
+
+def test_a_template_keeps_its_placeholders_open(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        '{"train_batch_size": 8, "zero_optimization": {"stage": ${STAGE}, "stage3_max_live_parameters": 7}}'
+    )
+    table = resolve(str(config)).by_pointer()
+    assert table["/zero_optimization/stage"].value == "${STAGE}"
+    assert table["/zero_optimization/stage3_max_live_parameters"].origin == "file"
+    assert table["/zero_optimization/overlap_comm"].value is None
+    defined = resolve(str(config), defines={"STAGE": "3"}).by_pointer()
+    assert defined["/zero_optimization/stage"].value == 3
+    assert defined["/zero_optimization/overlap_comm"].value is True
