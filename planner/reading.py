@@ -9,7 +9,7 @@ from dsplan.planner.sources import Source
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.finding import READERS, Reader
 from dsplan.schemas.jsonfile import read_document
-from dsplan.schemas.positions import Dialect, Document, SyntaxProblem
+from dsplan.schemas.positions import BOM, Dialect, Document, Lines, SyntaxProblem
 from dsplan.schemas.templates import MARK, holes, is_template, masked
 
 
@@ -75,10 +75,15 @@ def _read(text: str, reader: Reader) -> Reading:
 
 
 def _parsed(text: str, dialect: Dialect, reader: Reader) -> Reading:
+    """What stands behind a byte-order mark is read for strict JSON too: a rule speaks of the mark, the others of the rest."""
+    marked = dialect == "json" and text.startswith(BOM) and not text.startswith(2 * BOM) and len(text) > 1
     try:
-        return Reading(reader, read_document(text, dialect))
+        document = read_document(" " + text[1:] if marked else text, dialect)
     except SyntaxProblem as syntax:
         return Reading(reader, None, syntax)
+    if marked:
+        document.text, document.lines = text, Lines(text)
+    return Reading(reader, document)
 
 
 def _drop_open_keys(document: Document) -> None:

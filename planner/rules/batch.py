@@ -42,12 +42,39 @@ def _numbers(config: DsConfig, document: Document) -> tuple[int | None, int | No
     return tuple(values)  # type: ignore[return-value]
 
 
-def _dp(config: DsConfig, cluster: Cluster, document: Document) -> int | None:
-    """dp as the batch equation sees it: ranks / sequence_parallel_size. None where that is not whole."""
-    share = document.at("/sequence_parallel_size", 1)
-    if isinstance(share, bool) or not isinstance(share, int) or share < 1:
-        return cluster.ranks
+def _share(document: Document) -> int:
+    """How many GPUs see the same samples, as far as the batch equation knows: sequence, pipeline and dsplan's tensor parallel.
+
+    DeepSpeed does not count tensor_parallel.autotp_size here (DSP516 tells what that means).
+    """
+    share = 1
+    for pointer in ("/sequence_parallel_size", "/dsplan/pipeline_stages", "/dsplan/tensor_parallel"):
+        size = document.at(pointer, 1)
+        share *= size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 1
+    return share
+
+
+def _dp(cluster: Cluster, document: Document) -> int | None:
+    """dp as the batch equation sees it. None where it is not whole: another finding."""
+    share = _share(document)
     return cluster.ranks // share if cluster.ranks % share == 0 else None
+
+
+_MOST_GPUS = 4096
+"""No larger number of GPUs is proposed."""
+
+
+def _or_run_on(total: int, per: int, share: int, dp: int) -> str:
+    """The numbers of GPUs, next to those there are, that the batch sizes would fit: `per` samples a step on each dp."""
+    if total % per:
+        return ""
+    fits = [size for size in range(1, min(total // per, _MOST_GPUS // share) + 1) if total // per % size == 0]
+    near = sorted(sorted(fits, key=lambda size: abs(size - dp))[:4])
+    names = [str(size * share) for size in near]
+    if not names:
+        return ""
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+    return f", or run on {listed} GPU{'' if names == ['1'] else 's'}"
 
 
 @rule("DSP102", "batch-product-mismatch", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS], raises="parse")
@@ -63,7 +90,7 @@ def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluste
     Source: deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion
     """
     numbers = _numbers(config, document)
-    dp = _dp(config, cluster, document)
+    dp, share = _dp(cluster, document), _share(document)
     if numbers is None or dp is None or numbers[0] is None:
         return
     total, micro, steps = numbers[0], numbers[1], numbers[2]
@@ -72,10 +99,13 @@ def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluste
         return
     except ValueError:
         pass
-    given = {GLOBAL: total, MICRO: micro, STEPS: steps}
+    if _starved(total, micro, steps, dp):
+        return  # another rule
     if micro is None and steps is None:
         yield Hit(
-            f"/{GLOBAL}", f"{GLOBAL} is {total}, which dp {dp} does not divide", remedy=f"set {_multiple(total, dp)}"
+            f"/{GLOBAL}",
+            f"{GLOBAL} is {total}, which dp {dp} does not divide",
+            remedy=f"set {_multiple(total, dp)}{_or_run_on(total, 1, share, dp)}",
         )
         return
     if micro is not None and steps is not None:
@@ -86,18 +116,26 @@ def batch_product_mismatch(document: Document, config: DsConfig, cluster: Cluste
             other = f", or set {STEPS} to {total // (micro * dp)}"
         elif total % (steps * dp) == 0:
             other = f", or set {MICRO} to {total // (steps * dp)}"
+        if total % (micro * steps) == 0 and total // (micro * steps) * share <= _MOST_GPUS:
+            fitting = total // (micro * steps) * share
+            other += f", or run on {fitting} GPU{'s' if fitting > 1 else ''}"
         fix = replaced(document.values_at[f"/{GLOBAL}"], str(product), safe=False)
         yield Hit(f"/{GLOBAL}", said, remedy=f"set {product}{other}", fix=fix)
         return
     name, value = (MICRO, micro) if micro is not None else (STEPS, steps)
-    assert value is not None and name in given
+    assert value is not None
     short = "micro_batch" if name == MICRO else "accumulation"
     per = value * dp
     yield Hit(
         f"/{GLOBAL}",
         f"{GLOBAL} is {total}, which {short} {value} x dp {dp} = {per} does not divide",
-        remedy=f"set {_multiple(total, per)}",
+        remedy=f"set {_multiple(total, per)}{_or_run_on(total, value, share, dp)}",
     )
+
+
+def _starved(total: int, micro: int | None, steps: int | None, dp: int) -> bool:
+    """train_batch_size is too small for one sample per GPU and micro-batch: what is derived from it would be 0."""
+    return (micro is None or steps is None) and total < (micro or 1) * (steps or 1) * dp
 
 
 def _multiple(total: int, of: int) -> int:
@@ -150,7 +188,7 @@ def batch_fixes_world_size(document: Document, config: DsConfig, world_size_unkn
         yield Hit(
             f"/{GLOBAL}",
             f"{GLOBAL} {total} / (micro_batch {micro} x accumulation {steps}) fits dp {dp} only",
-            remedy=f"check with --cluster {dp}",
+            remedy=f"check with --cluster {dp * _share(document)}",
         )
 
 
@@ -169,4 +207,53 @@ def sequence_parallel_uneven(document: Document, cluster: Cluster) -> Iterator[H
     if isinstance(share, int) and not isinstance(share, bool) and share > 0 and cluster.ranks % share:
         yield Hit(
             "/sequence_parallel_size", f"sequence_parallel_size is {share}, which does not divide {cluster.ranks} GPUs"
+        )
+
+
+@rule("DSP106", "batch-below-world-size", severity=ERROR, keys=[f"/{GLOBAL}"], raises="parse")
+def batch_below_world_size(document: Document, config: DsConfig, cluster: Cluster) -> Iterator[Hit]:
+    """train_batch_size must give each data-parallel GPU at least one sample.
+
+    Why:    What is absent is derived by floor division, and becomes 0, which DeepSpeed refuses at start-up.
+    Given:  dp 8
+    Bad:    {"train_batch_size": 4, "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion
+    """
+    numbers, dp = _numbers(config, document), _dp(cluster, document)
+    if numbers is None or dp is None or numbers[0] is None:
+        return
+    total, micro, steps = numbers[0], numbers[1], numbers[2]
+    if _starved(total, micro, steps, dp):
+        least = (micro or 1) * (steps or 1) * dp
+        derived = "micro-batch of a GPU" if micro is None else "accumulation"
+        parts = [f"micro_batch {micro}"] * (micro is not None) + [f"accumulation {steps}"] * (steps is not None)
+        yield Hit(
+            f"/{GLOBAL}",
+            f"{GLOBAL} is {total}, but {' x '.join([*parts, f'dp {dp}'])} needs at least {least}: the {derived} would be 0",
+            remedy=f"set {least}{_or_run_on(total, (micro or 1) * (steps or 1), _share(document), dp)}",
+        )
+
+
+@rule("DSP107", "batch-before-the-ranks", severity=INFO, keys=[f"/{GLOBAL}"])
+def batch_before_the_ranks(document: Document, config: DsConfig, zero_stage: int, hf_reader: str) -> Iterator[Hit]:
+    """Under HF and zero_stage 3, train_batch_size is best left "auto" or out.
+
+    Why:    Where a model is made before the ranks have met, deepspeed.zero.Init checks the batch equation with one GPU.
+    Given:  reader trainer
+    Bad:    {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}
+    Good:   {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}}
+    Fix:    none
+    Source: deepspeed/runtime/zero/partition_parameters.py, Init; deepspeed/runtime/config.py, _batch_assertion
+    """
+    numbers = _numbers(config, document)
+    if zero_stage != 3 or numbers is None or None in numbers:
+        return
+    total, micro, steps = (number or 1 for number in numbers)
+    if total != micro * steps:
+        yield Hit(
+            f"/{GLOBAL}",
+            f"{GLOBAL} {total} is not micro_batch {micro} x accumulation {steps} x 1, which is what an early zero.Init checks",
+            remedy='write "auto", or remove it',
         )

@@ -10,7 +10,7 @@ from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, 
 from dsplan.planner.rules.values import fault, moment
 from dsplan.schemas.finding import Severity
 from dsplan.schemas.json_parser import PYTHON_WORDS
-from dsplan.schemas.positions import Document, shape
+from dsplan.schemas.positions import BOM, Document, shape
 
 
 def _late(member: Member) -> Severity:
@@ -45,10 +45,11 @@ def wrong_type(document: Document) -> Iterator[Hit]:
 
 
 @rule("DSP004", "value-not-allowed", severity=ERROR, keys=[])
-def value_not_allowed(document: Document) -> Iterator[Hit]:
+def value_not_allowed(document: Document, reader: str) -> Iterator[Hit]:
     """A value must be one of those, or in the range, that its key allows.
 
-    Why:    The blocks with a model refuse it at start-up. Elsewhere it fails later: error; or never: warning.
+    Why:    The blocks with a model refuse it at start-up. Elsewhere it fails later: error; or never: warning. A warmup_type
+            that is replaced by "log" is an error where DeepSpeed reads the file, and a warning where HF fills the schedule.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 4}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3}}
     Fix:    none
@@ -62,6 +63,8 @@ def value_not_allowed(document: Document) -> Iterator[Hit]:
             if member.pointer == "/gradient_clipping":
                 severity, more = (WARNING, "; below 0 nothing is clipped") if member.value < 0 else (ERROR, "")
             if member.name == "warmup_type":
+                # HF fills the schedule in from the training arguments; there the key is a leftover, not a choice
+                severity = ERROR if reader == "deepspeed" else WARNING
                 more = '; DeepSpeed warns and takes "log"'
             yield Hit(
                 member.pointer,
@@ -101,7 +104,7 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
         elif member.strict:
             default = json.dumps(node["default"]) if "default" in node else "its default"
             severity: Severity = ERROR if "x-auto-decides" in node else WARNING if filler else INFO
-            fate = f"; DeepSpeed drops it and takes {default}"
+            fate = f"; DeepSpeed drops it and takes {default}" + _WITHOUT.get(member.pointer, "")
             yield Hit(member.pointer, said + fate, remedy="write a value, or remove it", severity=severity)
         elif filler or node.get("x-late"):
             yield Hit(
@@ -118,6 +121,16 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
             )
         else:
             yield Hit(member.pointer, f"{said}; DeepSpeed keeps it as a text", remedy="write a value", severity=WARNING)
+
+
+_WITHOUT = {
+    "/zero_optimization/stage": ": zero_stage is 0, and ZeRO is off",
+    "/fp16/enabled": ": fp16 is off",
+    "/bf16/enabled": ": bf16 is off",
+    "/zero_optimization/offload_param/device": ": parameters stay on the GPU",
+    "/zero_optimization/offload_optimizer/device": ": optimizer state stays on the GPU",
+}
+"""What the default means that holds in the place of "auto"."""
 
 
 @rule("DSP008", "block-not-an-object", severity=ERROR, keys=[])
@@ -249,7 +262,10 @@ def no_zero_for_accelerate(document: Document, reader: str) -> Iterator[Hit]:
     Fix:    none
     Source: accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__
     """
-    if reader == "accelerate" and isinstance(document.value, dict) and "zero_optimization" not in document.value:
+    marked = document.text.startswith(BOM)  # Accelerate stops there already, and another rule says so
+    if reader != "accelerate" or marked or not isinstance(document.value, dict):
+        return
+    if "zero_optimization" not in document.value:
         yield Hit(
             "", "there is no zero_optimization block, and Accelerate needs one", remedy='add {"stage": 0} or more'
         )
