@@ -22,7 +22,8 @@ class Support:
     refused: bool
     reason: str
     harmless: tuple[Any, ...] = ()
-    """Values beside OFF that ask for nothing: DeepSpeed's default, or what the engine does anyway."""
+    """Values beside OFF that ask for nothing: DeepSpeed's default, or what the engine does anyway. Where true is one of
+    them, false is not, unless it is named too."""
 
 
 def _refused(reason: str, *harmless: Any) -> Support:
@@ -51,9 +52,14 @@ KEYS: dict[str, Support] = {
     "wall_clock_breakdown": _no_effect(SILENT),
     "memory_breakdown": _no_effect(SILENT),
     "disable_python_gc": _no_effect("no effect: the garbage collector is left alone"),
+    "disable_allgather": _no_effect("no effect: nothing in DeepSpeed reads it either"),
+    "log_level": _no_effect("no effect: the native engine has one level of log"),
+    "data_parallel_size": _no_effect("no effect: dp follows from the number of ranks"),
+    "use_data_before_expert_parallelism": _no_effect("no effect: there is no expert parallelism"),
+    "allgather_size": _no_effect(FSDP_OWN, 500_000_000),
     # fp16, bf16, types
     "fp16.fp16_master_weights_and_grads": _refused("masters are fp32 in the native engine; remove it"),
-    "bf16.immediate_grad_update": _no_effect("no effect: gradients are reduced as backward goes", True),
+    "bf16.immediate_grad_update": _no_effect("no effect: gradients are reduced as backward goes", True, False),
     "bf16.bf16_master_weights_and_grads": _refused("masters are fp32 in the native engine; remove it"),
     "bf16.bf16_optimizer_states": _refused("optimizer states are fp32 in the native engine; remove it"),
     "data_types.grad_accum_dtype": _no_effect(
@@ -64,12 +70,21 @@ KEYS: dict[str, Support] = {
     "data_types.keep_in_fp32_modules": _refused(LATER),
     "torch_autocast": _refused("autocast " + LATER),
     # ZeRO
+    "zero_optimization.allgather_partitions": _no_effect("no effect: nothing in DeepSpeed reads it either", True),
+    "zero_optimization.compute_grad_norm": _no_effect("no effect: the gradient norm is always computed", True),
+    "zero_optimization.ignore_unused_parameters": _no_effect(
+        "no effect: a parameter without a gradient is no error", True
+    ),
+    "zero_optimization.pipeline_loading_checkpoint": _no_effect("no effect: each rank loads its own shards"),
+    "zero_optimization.override_module_apply": _no_effect("no effect: there is no zero.Init to patch for", True),
+    "zero_optimization.log_trace_cache_warnings": _no_effect("no effect: FSDP2 keeps no trace of modules"),
+    "zero_optimization.enable_sanity_checks": _no_effect("no effect: these are checks of DeepSpeed's stage 3"),
     "zero_optimization.contiguous_gradients": _no_effect(FSDP_OWN, True),
     "zero_optimization.reduce_scatter": _no_effect("no effect: gradients are always reduce-scattered", True),
     "zero_optimization.reduce_bucket_size": _no_effect(FSDP_OWN, 500_000_000),
     "zero_optimization.allgather_bucket_size": _no_effect(FSDP_OWN, 500_000_000),
     "zero_optimization.use_multi_rank_bucket_allreduce": _no_effect(FSDP_OWN, True),
-    "zero_optimization.overlap_comm": _no_effect("no effect: FSDP2 always overlaps", True),
+    "zero_optimization.overlap_comm": _no_effect("no effect: FSDP2 always overlaps", True, False),
     "zero_optimization.round_robin_gradients": _no_effect(FSDP_OWN),
     "zero_optimization.offload_param": _refused(LATER),
     "zero_optimization.offload_optimizer": _refused(LATER),
@@ -89,6 +104,9 @@ KEYS: dict[str, Support] = {
     "zero_optimization.stage3_model_persistence_threshold": _no_effect(
         "no effect: every parameter of a block is sharded, however small"
     ),
+    "zero_optimization.model_persistence_threshold": _no_effect(
+        "no effect: every parameter of a block is sharded, however small"
+    ),
     "zero_optimization.stage3_max_live_parameters": _no_effect(
         "no effect: one block, and the next one, are gathered at a time", 1_000_000_000
     ),
@@ -100,6 +118,9 @@ KEYS: dict[str, Support] = {
     "zero_optimization.stage3_module_granularity_threshold": _no_effect(FSDP_OWN, 0),
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": _no_effect(FSDP_OWN),
     "zero_optimization.stage3_allgather_sequential": _no_effect(FSDP_OWN),
+    "zero_optimization.module_granularity_threshold": _no_effect(FSDP_OWN, 0),
+    "zero_optimization.use_all_reduce_for_fetch_params": _no_effect(FSDP_OWN),
+    "zero_optimization.allgather_sequential": _no_effect(FSDP_OWN),
     "zero_optimization.load_from_fp32_weights": _no_effect("no effect: checkpoints hold the fp32 masters", True),
     "zero_optimization.elastic_checkpoint": _no_effect("no effect: checkpoints load at any number of ranks"),
     "zero_optimization.legacy_stage1": _refused("was removed from DeepSpeed, and is not carried out here"),
@@ -118,6 +139,8 @@ KEYS: dict[str, Support] = {
     "optimizer.legacy_fusion": _no_effect("no effect"),
     "optimizer.params.max_grad_norm": _refused("DeepSpeed refuses it too; write gradient_clipping at the top level"),
     "optimizer.params.bias_correction": _refused("Adam without bias correction is not carried out", True),
+    "optimizer.params.set_grad_none": _no_effect("no effect: zero_grad() always sets gradients to None", True),
+    "optimizer.params.fp32_optimizer_states": _no_effect("no effect: optimizer states are fp32", True),
     # the rest
     "activation_checkpointing": _no_effect(
         'no effect: write {"dsplan": {"recompute": "full"}} to have the engine recompute each block'
@@ -130,6 +153,7 @@ KEYS: dict[str, Support] = {
     "quantize_training": _refused(LATER),
     "sparse_gradients": _refused(LATER),
     "sparse_attention": _refused(LATER),
+    "graph_harvesting": _refused(LATER),
     "amp": _refused("apex is not carried out; use fp16 or bf16"),
     "eigenvalue": _refused(LATER),
     "progressive_layer_drop": _refused(LATER),
@@ -168,11 +192,16 @@ def reasons(raw_config: Mapping[str, Any]) -> list[tuple[str, Level, str]]:
     """(pointer, level, text) for everything in the file that the native engine does not carry out, in file order."""
     found: list[tuple[str, Level, str]] = []
     for path, value in _walk(raw_config, ()):
-        support = KEYS.get(".".join(path))
+        support = KEYS.get(".".join(_read_as(path, raw_config)))
         if support is not None and not _asks_for_nothing(path, value, support):
             found.append((_pointer(path), "error" if support.refused else "warning", support.reason))
     found += _types(raw_config)
     return found
+
+
+def _read_as(path: tuple[str, ...], raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """bfloat16 is read as bf16 where there is no bf16."""
+    return ("bf16", *path[1:]) if path[0] == "bfloat16" and raw.get("bf16") is None else path
 
 
 def _walk(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -185,8 +214,9 @@ def _walk(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tup
 
 
 def _asks_for_nothing(path: tuple[str, ...], value: Any, support: Support) -> bool:
-    if isinstance(value, bool):
-        return value is False or any(value is ok for ok in support.harmless)
+    if isinstance(value, bool):  # false asks for something only where true is what happens anyway
+        asked_by_false = any(ok is True for ok in support.harmless)
+        return any(value is ok for ok in support.harmless) or (value is False and not asked_by_false)
     if value in OFF or value in support.harmless:
         return True
     if not isinstance(value, Mapping):
@@ -235,9 +265,10 @@ def _types(raw: Mapping[str, Any]) -> Iterator[tuple[str, Level, str]]:
             "error",
             '"selective" is not carried out by the native engine yet; use "full" or "none"',
         )
-    stages = raw.get("dsplan", {}).get("pipeline_stages") if isinstance(raw.get("dsplan"), Mapping) else None
-    if stages not in (None, 1):
-        yield "/dsplan/pipeline_stages", "error", "pipelines are not carried out by the native engine yet; use 1"
+    own = raw["dsplan"] if isinstance(raw.get("dsplan"), Mapping) else {}
+    for name, what in (("pipeline_stages", "pipelines are"), ("tensor_parallel", "tensor parallelism is")):
+        if own.get(name) not in (None, 1):
+            yield f"/dsplan/{name}", "error", f"{what} not carried out by the native engine yet; use 1"
 
 
 def _name(raw: Mapping[str, Any], block: str, key: str) -> str | None:

@@ -1,0 +1,131 @@
+"""With --engine native every key that the bundled runtime does not carry out is spoken of: all paths of the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dsplan.planner.linting import lint_text
+from dsplan.schemas.known_keys import Node, resolved, schema
+from dsplan.schemas.positions import escape
+
+ASKING: dict[str, Any] = {
+    "/zero_optimization/offload_param": {"device": "cpu"},
+    "/zero_optimization/offload_optimizer": {"device": "cpu"},
+    "/tensor_parallel": {"autotp_size": 2},
+    "/compile": {"deepcompile": True},
+    "/data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_tokens": 9}}},
+    "/activation_checkpointing": {"cpu_checkpointing": True},
+}
+"""Blocks that ask for nothing unless this stands in them."""
+
+TYPES = {"/optimizer": "Lamb", "/scheduler": "OneCycle"}
+"""Types that the runtime does not carry out, for arguments that only such types take."""
+
+CARRIED_OUT = {
+    # what is trained. Source: runtime/initializing.py, runtime/engine.py
+    "/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps", "/gradient_clipping",
+    "/communication_data_type", "/dataloader_drop_last", "/zero_optimization/stage",
+    # what DeepSpeed must be allowed, the runtime does anyway
+    "/zero_allow_untested_optimizer", "/zero_force_ds_cpu_optimizer",
+    "/zero_optimization/stage3_gather_16bit_weights_on_model_save",
+    "/zero_optimization/stage3_gather_fp16_weights_on_model_save",
+    "/zero_optimization/gather_16bit_weights_on_model_save",
+    # runtime/loss_scale.py, runtime/zero.py (cast_forward_inputs)
+    "/fp16/enabled", "/fp16/auto_cast", "/fp16/loss_scale", "/fp16/initial_scale_power", "/fp16/loss_scale_window",
+    "/fp16/hysteresis", "/fp16/consecutive_hysteresis", "/fp16/min_loss_scale", "/bf16/enabled",
+    "/bf16/check_grad_overflow", "/bfloat16/enabled", "/bfloat16/check_grad_overflow",
+    # runtime/optimizers.py, runtime/schedules.py
+    "/optimizer/type", "/optimizer/params/lr", "/optimizer/params/betas", "/optimizer/params/eps",
+    "/optimizer/params/weight_decay", "/optimizer/params/torch_adam", "/optimizer/params/adam_w_mode",
+    "/optimizer/params/amsgrad", "/optimizer/params/foreach", "/optimizer/params/momentum", "/scheduler/type",
+    "/scheduler/params/warmup_min_lr", "/scheduler/params/warmup_max_lr", "/scheduler/params/warmup_num_steps",
+    "/scheduler/params/warmup_type", "/scheduler/params/total_num_steps", "/scheduler/params/warmup_min_ratio",
+    "/scheduler/params/cos_min_ratio", "/scheduler/params/last_batch_iteration",
+    # how FSDP2 goes about it whatever is asked
+    "/zero_optimization/overlap_comm", "/bf16/immediate_grad_update", "/bfloat16/immediate_grad_update",
+    # our own
+    "/dsplan/ignore", "/dsplan/recompute", "/$schema",
+}  # fmt: skip
+
+
+def _leaves(node: Node, pointer: str = "") -> Iterator[tuple[str, Node]]:
+    for name, member in node.get("properties", {}).items():
+        member, inner = resolved(member), f"{pointer}/{escape(name)}"
+        within = list(_leaves(member, inner))
+        if isinstance(member.get("additionalProperties"), dict):
+            within += _leaves(resolved(member["additionalProperties"]), f"{inner}/any")
+        yield from within or [(inner, member)]
+
+
+LEAVES = dict(_leaves(schema()))
+
+
+def _value(node: Node) -> Any:
+    """A value that is not the default."""
+    types = node.get("type", "object")
+    types = [types] if isinstance(types, str) else types
+    if "boolean" in types:
+        return node.get("default") is not True
+    if "integer" in types or "number" in types:
+        return 2 if node.get("enum") or node.get("maximum", 9) < 9 else 7
+    if "string" in types:
+        return next((word for word in node.get("enum", ()) if word not in (node.get("default"), None)), "word")
+    return ["word"] if "array" in types else {"enabled": True}
+
+
+def _config(pointer: str, value: Any) -> dict[str, Any]:
+    """The value at its pointer, in blocks that are switched on."""
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}
+    here, block, node = "", config, schema()
+    *blocks, last = pointer.split("/")[1:]
+    for name in blocks:
+        here = f"{here}/{name}"
+        node = resolved(node.get("properties", {}).get(name) or node.get("additionalProperties") or {})
+        block[name] = json.loads(json.dumps(ASKING.get(here, {}))) if name not in block else block[name]
+        block = block[name]
+        if "enabled" in node.get("properties", {}) and here not in ("/fp16", "/bf16", "/bfloat16"):
+            block["enabled"] = True
+        if here in TYPES and pointer not in CARRIED_OUT:
+            block["type"] = TYPES[here]
+    block[last] = value
+    return config
+
+
+def _spoken_of(pointer: str, config: dict[str, Any]) -> bool:
+    findings = lint_text(json.dumps(config), reader="deepspeed", engine="native").findings
+    told = [found.pointer for found in findings if found.rule in ("DSP801", "DSP010")]
+    blocks = ("/optimizer", "/scheduler")
+    typed = any(pointer.startswith(block) and f"{block}/type" in told for block in blocks)
+    return typed or any(pointer == where or pointer.startswith(f"{where}/") for where in told)
+
+
+def test_the_list_of_what_is_carried_out_holds_keys_of_the_schema() -> None:
+    assert CARRIED_OUT - LEAVES.keys() == set()
+
+
+@pytest.mark.parametrize("pointer", [pointer for pointer in LEAVES if pointer not in CARRIED_OUT])
+def test_what_is_not_carried_out_is_spoken_of(pointer: str) -> None:
+    assert _spoken_of(pointer, _config(pointer, _value(LEAVES[pointer])))
+
+
+@pytest.mark.parametrize("pointer", sorted(CARRIED_OUT - {"/optimizer/type", "/scheduler/type", "/dsplan/recompute"}))
+def test_what_is_carried_out_needs_no_word(pointer: str) -> None:
+    assert not _spoken_of(pointer, _config(pointer, _value(LEAVES[pointer])))
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("/optimizer/type", "AdamW"),
+        ("/scheduler/type", "WarmupLR"),
+        ("/dsplan/recompute", "full"),
+        ("/managed_gradient_accumulation", True),
+        ("/zero_optimization/contiguous_gradients", True),
+        ("/zero_optimization/overlap_comm", False),
+    ],
+)
+def test_what_happens_anyway_needs_no_word(pointer: str, value: Any) -> None:
+    assert not _spoken_of(pointer, _config(pointer, value))
