@@ -1,0 +1,92 @@
+"""Values and keys that one reader takes and another does not, or takes for something else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dsplan.planner.linting import lint_text
+from dsplan.schemas.cluster import parse_cluster
+
+BATCH = {"train_batch_size": 8, "gradient_clipping": 1.0}
+
+
+def said(config: dict[str, Any], reader: str = "deepspeed", ranks: str | None = None) -> dict[str, str]:
+    """Rule to severity."""
+    cluster = parse_cluster(ranks) if ranks else None
+    found = lint_text(json.dumps({**BATCH, **config}), reader=reader, cluster=cluster).findings
+    return {finding.rule: finding.severity for finding in found}
+
+
+@pytest.mark.parametrize("reader", ["trainer", "accelerate"])
+def test_behind_a_byte_order_mark_the_rest_is_linted_for_hf_too(reader: str) -> None:
+    text = '\ufeff{"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 4}}'
+    found = {finding.rule: finding for finding in lint_text(text, reader=reader).findings}
+    assert (found["DSP015"].severity, found["DSP015"].raises) == ("warning", "load")
+    assert found["DSP004"].severity == "error"
+    assert found["DSP004"].span.column == text.index("4}}")  # 1-based, the mark has no column
+
+
+def test_accelerate_stops_at_the_mark_before_it_misses_a_block() -> None:
+    found = lint_text('\ufeff{"train_batch_size": 8}', reader="accelerate").findings
+    assert {finding.severity for finding in found if finding.rule != "DSP202"} == {"warning"}
+
+
+def test_two_byte_order_marks_are_no_json() -> None:
+    assert [finding.rule for finding in lint_text("\ufeff\ufeff{}", reader="trainer").findings] == ["DSP000"]
+
+
+def test_a_text_for_a_switch_fails_where_the_trainer_compares_it() -> None:
+    config = {"bf16": {"enabled": "true"}}
+    assert said(config)["DSP042"] == "info"
+    assert said(config, "trainer")["DSP042"] == "error"
+    assert "DSP042" not in said({"bf16": {"enabled": True}}, "trainer")
+
+
+@pytest.mark.parametrize(
+    ("power", "zero_stage", "severity"),
+    [
+        (16, 0, None), (24, 2, None), (32, 0, "warning"), (63, 2, "warning"),
+        (64, 1, "error"), (64, 3, "error"), (64, 0, "warning"), (1024, 0, "error"),
+    ],
+)  # fmt: skip
+def test_powers_that_overflow_as_deepspeed_was_seen_to(power: int, zero_stage: int, severity: str | None) -> None:
+    config = {"fp16": {"enabled": True, "initial_scale_power": power}, "zero_optimization": {"stage": zero_stage}}
+    assert said(config).get("DSP215") == severity
+
+
+@pytest.mark.parametrize(
+    ("zero", "fits"),
+    [
+        ({"stage": 2, "reduce_bucket_size": 2.2e10}, True),  # 44 GB of bf16 in the 80 GB of the card
+        ({"stage": 2, "reduce_bucket_size": 2.2e10, "overlap_comm": True}, False),  # twice
+        ({"stage": 3, "reduce_bucket_size": 2.2e10}, True),  # once, though overlap_comm is on by itself
+        ({"stage": 2, "reduce_bucket_size": 2.2e10, "overlap_comm": True, "contiguous_gradients": False}, True),
+        ({"stage": 0, "reduce_bucket_size": 2e11}, True),  # no bucket at all
+    ],
+)
+def test_a_reduce_bucket_is_measured_against_the_gpu(zero: dict[str, Any], fits: bool) -> None:
+    config = {"bf16": {"enabled": True}, "zero_optimization": zero}
+    assert ("DSP331" not in said(config, ranks="8xA100-80GB")) == fits
+    assert "DSP331" not in said(config, ranks="8")  # of unknown kind
+
+
+def test_a_warmup_type_that_is_replaced_is_an_error_where_the_file_alone_says_it() -> None:
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_type": "cosine"}}
+    config = {"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": schedule}
+    assert (said(config)["DSP004"], said(config, "trainer")["DSP004"]) == ("error", "warning")
+
+
+@pytest.mark.parametrize(("flag", "zero_stage"), [(True, 1), (False, 0)])
+def test_the_old_form_of_zero_optimization_is_told_and_mended(flag: bool, zero_stage: int) -> None:
+    found = lint_text(json.dumps({**BATCH, "zero_optimization": flag})).findings
+    (told,) = [finding for finding in found if finding.rule == "DSP011"]
+    assert told.remedy == f'write {{"stage": {zero_stage}}}'
+    assert told.fix is not None and told.fix.safe
+
+
+def test_dropped_autos_are_told_with_what_holds_instead() -> None:
+    found = lint_text('{"train_batch_size": 8, "zero_optimization": {"stage": "auto"}}', reader="deepspeed").findings
+    (told,) = [finding for finding in found if finding.rule == "DSP007"]
+    assert "takes 0: zero_stage is 0, and ZeRO is off" in told.message
