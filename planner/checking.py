@@ -57,6 +57,7 @@ class Setup:
     companions: tuple[Companion, ...]
     taken: tuple[str, ...]
     """What was taken from where, a sentence each."""
+    reader: str = "auto"
 
 
 def setup_of(line: LaunchLine, environment: Mapping[str, str], cluster: Cluster | None = None) -> Setup:
@@ -78,9 +79,17 @@ def setup_of(line: LaunchLine, environment: Mapping[str, str], cluster: Cluster 
         why = f"num_processes {accelerate.processes} of {accelerate.source}"
         count = Count(ranks=accelerate.processes, nodes=count.nodes, why=why)
     counted = _counted(count) if cluster is None else f"{cluster.ranks} GPUs: --cluster {cluster.text}"
+    # a bare --deepspeed is the flag of deepspeed.add_config_arguments: DeepSpeed itself reads the file
+    own = flags.get("deepspeed") is True and origin == "--deepspeed_config" and not companions
     taken = [f"configuration {_short(config)}: {origin}", counted]
     taken += [f"arguments: {one.source} ({_KINDS[one.kind]})" for one in companions]
-    return Setup(config=config, cluster=cluster or _cluster(count), companions=tuple(companions), taken=tuple(taken))
+    return Setup(
+        config=config,
+        cluster=cluster or _cluster(count),
+        companions=tuple(companions),
+        taken=tuple(taken),
+        reader="deepspeed" if own else "auto",
+    )
 
 
 _KINDS = {
@@ -101,7 +110,7 @@ def check(setup: Setup, *, reader: str = "auto") -> list[FileFindings]:
                 source,
                 Setting(
                     cluster=setup.cluster,
-                    reader=reader,
+                    reader=setup.reader if reader == "auto" else reader,
                     engine="deepspeed",
                     rules=tuple(RULES.values()),
                     companion=companion,

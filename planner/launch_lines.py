@@ -135,9 +135,10 @@ def _python(line: LaunchLine, words: list[str], environment: Environment) -> Lau
         raise Problem("python -c starts no script that check could read")
     if not rest or rest == ["-m"]:
         raise Problem("python starts no script; write the whole line")
-    if not line.launchers and "WORLD_SIZE" in environment and environment["WORLD_SIZE"].isdigit():
-        ranks = int(environment["WORLD_SIZE"])
-        line = replace(line, count=Count(ranks=ranks, why=f"WORLD_SIZE={ranks} of the environment"))
+    variable = next((name for name in ("WORLD_SIZE", "SLURM_NTASKS") if whole(environment, name)), None)
+    if not line.launchers and variable is not None:
+        ranks = whole(environment, variable)
+        line = replace(line, count=Count(ranks=ranks, why=f"{variable}={ranks} of the environment"))
     if rest[0] == "-m":
         return _module(line, rest[1:], environment)
     return replace(line, program=rest[0], arguments=tuple(rest[1:]))

@@ -72,6 +72,11 @@ def test_findings(folder: Path, line: str, code: int, expected: list[str]) -> No
     assert rules(done) == expected
 
 
+def test_a_bare_deepspeed_flag_means_that_deepspeed_reads(folder: Path) -> None:
+    assert "DSP007" in rules(check("deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config auto.json"))
+    assert "DSP007" not in rules(check("deepspeed --num_gpus 2 train.py --deepspeed auto.json"))
+
+
 def test_it_says_what_it_took_from_where(folder: Path) -> None:
     done = check("torchrun --nproc_per_node 8 --nnodes 2 train.py --deepspeed_config plain.json")
     assert "configuration plain.json: --deepspeed_config" in done.err

@@ -61,6 +61,7 @@ def test_counts_and_program(text: str, ranks: int | None, nodes: int, program: s
         ({"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}, "srun python train.py", 8),
         ({"SLURM_NNODES": "2", "SLURM_NTASKS": "6"}, "srun python train.py", 6),
         ({"WORLD_SIZE": "4"}, "python train.py", 4),
+        ({"SLURM_NTASKS": "6"}, "python -u train.py", 6),
         ({"WORLD_SIZE": "4"}, "torchrun --nproc_per_node 2 train.py", 2),
         ({"NPROC_PER_NODE": "8", "NNODES": "2"}, "llamafactory-cli train x.yaml", 16),
     ],
