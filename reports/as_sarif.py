@@ -29,6 +29,7 @@ def findings(files: Sequence[FileFindings], rules: Sequence[RuleLike] = (), vers
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
+        "newlineSequences": ["\r\n", "\n", "\r"],
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": list(_skipped(files))}],
         "results": [result for file in files for result in _results(file, index_of)],
     }

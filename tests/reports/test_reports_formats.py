@@ -85,6 +85,7 @@ def test_sarif_of_real_findings_is_valid_and_each_points_at_its_rule() -> None:
 def test_sarif_says_where_and_how_to_mend_it() -> None:
     (run,) = sarif(FILES)["runs"]
     assert run["columnKind"] == "unicodeCodePoints"
+    assert run["newlineSequences"] == ["\r\n", "\n", "\r"]  # as schemas/positions.py counts lines
     assert run["tool"]["driver"]["version"] == "1.2.3"
     assert [result["level"] for result in run["results"]] == ["error", "error", "warning", "note", "error"]
     place = run["results"][0]["locations"][0]["physicalLocation"]
