@@ -15,7 +15,7 @@ from dsplan.planner.rules.policy import Policy, validator_of
 from dsplan.planner.suppressing import meant
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.finding import READERS, SEVERITIES, FileFindings, Finding, Span
-from dsplan.schemas.positions import Lines, shape
+from dsplan.schemas.positions import Lines, escape, shape
 from dsplan.schemas.problem import Problem
 
 FILE = "pyproject.toml"
@@ -290,7 +290,7 @@ def _idle(project: Project, glob: str, pattern: str) -> Finding:
         rule="DSP060",
         name="unused-suppression",
         severity="warning",
-        pointer="",
+        pointer=f"/tool/dsplan/per-file-ignores/{escape(glob)}/{escape(pattern)}",
         span=_place(project.text, glob, pattern),
         message=f"per-file-ignores: {shape(pattern)} finds nothing to ignore in {shape(glob)}",
         about="deepspeed",
