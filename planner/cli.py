@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import typer
-from dsplan.planner.commands import COMMANDS
+from dsplan.planner.quick import quick_lint
 from dsplan.planner.terminal import CLEAN, COULD_NOT_RUN, error
 from dsplan.schemas.problem import Problem
-
-_UsageError: Any = typer.BadParameter.__bases__[0]
-"""Click's, from wherever typer has it: its own copy, or the package."""
 
 
 def app(arguments: Sequence[str], **options: Any) -> Any:
     """Runs the command that the arguments name. Imports that one alone; all of them for help and for unknown names."""
+    import typer
+    from dsplan.planner.commands import COMMANDS
+
     built = typer.Typer(
         name="dsplan",
         help="Audit, plan and run PyTorch training that is configured by a DeepSpeed JSON.",
@@ -41,18 +38,30 @@ def _group() -> None:
     """Keeps the name of the command on the command line where only one is registered."""
 
 
+def _read_by_typer(arguments: Sequence[str]) -> int:
+    """The exit code of any command line. A line that cannot be read is one line on stderr."""
+    import typer
+
+    usage_error: Any = typer.BadParameter.__bases__[
+        0
+    ]  # click's, from wherever typer has it: its own copy, or the package
+    try:
+        code = app(arguments, standalone_mode=False)
+        return code if isinstance(code, int) else CLEAN
+    except usage_error as usage:
+        if type(usage).__name__ == "NoArgsIsHelpError":
+            typer.echo(usage.format_message(), err=True)
+            return COULD_NOT_RUN
+        command = f"{usage.ctx.command_path} " if usage.ctx else "dsplan "
+        error(f"{usage.format_message().rstrip('.')}; {command}--help shows what there is")
+        return COULD_NOT_RUN
+
+
 def main() -> None:
     """Entry point: every Problem becomes one line on stderr and exit code 2."""
     try:
-        code = app(sys.argv[1:], standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else CLEAN)
-    except _UsageError as usage:
-        if type(usage).__name__ == "NoArgsIsHelpError":
-            typer.echo(usage.format_message(), err=True)
-            sys.exit(COULD_NOT_RUN)
-        command = f"{usage.ctx.command_path} " if usage.ctx else "dsplan "
-        error(f"{usage.format_message().rstrip('.')}; {command}--help shows what there is")
-        sys.exit(COULD_NOT_RUN)
+        code = quick_lint(sys.argv[1:])
+        sys.exit(_read_by_typer(sys.argv[1:]) if code is None else code)
     except Problem as problem:
         if problem.user_traceback:
             sys.stderr.write(problem.user_traceback.rstrip("\n") + "\n")
@@ -67,6 +76,9 @@ def main() -> None:
     except Exception as fault:
         if os.environ.get("DSPLAN_TRACEBACK"):
             raise
+        import traceback
+        from pathlib import Path
+
         frame = traceback.extract_tb(fault.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         error(f"a fault of dsplan itself: {type(fault).__name__}: {fault} ({place}); DSPLAN_TRACEBACK=1 shows more")

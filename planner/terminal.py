@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import typer
-
 CLEAN, FOUND, COULD_NOT_RUN = 0, 1, 2
 
 
 def error(text: str) -> None:
-    typer.echo(f"dsplan: error: {text}", err=True)
+    _say(f"dsplan: error: {text}")
 
 
 def note(text: str) -> None:
-    typer.echo(f"dsplan: note: {text}", err=True)
+    _say(f"dsplan: note: {text}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def version() -> str:
