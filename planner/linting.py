@@ -12,7 +12,8 @@ from dsplan.planner import project as projects
 from dsplan.planner import suppressing
 from dsplan.planner.open_values import define, fillings, open_names
 from dsplan.planner.reading import Reading, read
-from dsplan.planner.rules import RULES, Hit, Rule, run
+from dsplan.planner.releasing import released
+from dsplan.planner.rules import RULES, Hit, Rule, holding, run
 from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.models import ModelFacts
 from dsplan.planner.sources import Source, sources
@@ -21,12 +22,14 @@ from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
 from dsplan.schemas.finding import FileFindings, Finding, Moment, Reader, SkippedRule, Span
+from dsplan.schemas.known_keys import at_release
 from dsplan.schemas.positions import Document, steps
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
     from dsplan.planner.filling import Filled
     from dsplan.planner.load import Subject
+    from dsplan.schemas.releases import Upgrade
 
 NEEDS = {
     "cluster": "--cluster",
@@ -49,11 +52,14 @@ def lint(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     defines: Mapping[str, str] | None = None,
+    release: str | None = None,
+    before: str | None = None,
 ) -> list[FileFindings]:
     """The findings of each configuration, in the order of the paths (see sources.py). Problem where a text cannot be had.
 
     reader auto: whose companion it is, or whoever fills the file's "auto" values, else DeepSpeed. engine native or both:
-    also what the native engine does not carry out.
+    also what the native engine does not carry out. release: the DeepSpeed that will read the file; None: the installed one,
+    else the newest that is known. before: the one that reads it now, to be told what changes.
     """
     setting = setting_of(
         cluster=cluster,
@@ -64,6 +70,8 @@ def lint(
         select=select,
         ignore=ignore,
         defines=defines,
+        release=release,
+        before=before,
     )
     found = [lint_source(source, setting) for source in sources(paths)]
     _check_defines(setting.defines, found)
@@ -97,8 +105,12 @@ def setting_of(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     defines: Mapping[str, str] | None = None,
+    release: str | None = None,
+    before: str | None = None,
 ) -> Setting:
     """What the options say, loaded: rules, companion, model. Problem where one of them cannot be had."""
+    asked = release is not None or before is not None
+    release, upgrade = released(release, before)
     fit, facts = _of_model(model, cluster, args, engine) if model is not None else (None, None)
     return Setting(
         cluster=cluster,
@@ -112,6 +124,9 @@ def setting_of(
         fit=fit,
         facts=facts,
         defines=defines or {},
+        release=release,
+        asked=asked,
+        upgrade=upgrade,
     )
 
 
@@ -128,11 +143,13 @@ def lint_text(
     facts: ModelFacts | None = None,
     defines: Mapping[str, str] | None = None,
     project: projects.Project | None = None,
+    release: str | None = None,
+    upgrade: Upgrade | None = None,
 ) -> FileFindings:
     """The findings of one text. The companion says what the reader puts in the place of "auto".
 
     fit: what the configuration takes on the GPUs, or the function that tells it (or why it cannot). facts: what the model is.
-    defines: what fills the placeholders of a template.
+    defines: what fills the placeholders of a template. release: an earlier DeepSpeed that reads it (one that was asked).
     """
     setting = Setting(
         cluster=cluster,
@@ -143,6 +160,9 @@ def lint_text(
         fit=fit,
         facts=facts,
         defines=defines or {},
+        release=release,
+        asked=release is not None,
+        upgrade=upgrade,
     )
     return lint_source(Source(name, text, name), within(setting, project))
 
@@ -161,6 +181,11 @@ class Setting:
     facts: ModelFacts | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    release: str | None = None
+    """An earlier release of DeepSpeed, of those that were asked; None: the newest."""
+    asked: bool = False
+    """The options name the release."""
+    upgrade: Upgrade | None = None
     project_of: Callable[[str], projects.Project | None] = projects.none
     project: projects.Project | None = None
 
@@ -171,6 +196,8 @@ def within(setting: Setting, project: projects.Project | None) -> Setting:
         return setting
     try:
         rules = chosen_rules(setting.select or project.select, setting.ignore or project.ignore)
+        named = project.deepspeed_version if not setting.asked else None
+        release = released(named)[0] if named else setting.release
     except Problem as problem:
         raise Problem(f"{project.file}: {problem}") from problem
     return replace(
@@ -178,13 +205,20 @@ def within(setting: Setting, project: projects.Project | None) -> Setting:
         cluster=setting.cluster or project.cluster,
         reader=project.reader if project.reader and setting.reader == "auto" else setting.reader,
         rules=tuple(rules),
+        release=release,
         project=project,
     )
 
 
 def lint_source(source: Source, setting: Setting) -> FileFindings:
-    """The findings of one source. Where values are open, those that stand whatever the values are."""
+    """The findings of one source, with the keys of the setting's release."""
     setting = within(setting, setting.project_of(source.path))
+    with at_release(setting.release):
+        return _lint_source(source, setting)
+
+
+def _lint_source(source: Source, setting: Setting) -> FileFindings:
+    """Where values are open, the findings that stand whatever the values are."""
     reading = read(source, setting.reader, setting.companion.kind if setting.companion else None)
     document = reading.document
     findings: list[Finding]
@@ -266,14 +300,22 @@ def _findings(
                 context["fit"] = told
     else:
         context["syntax"] = reading.syntax
+    if setting.release is not None:
+        context["release"] = setting.release
+    if setting.upgrade is not None:
+        context["upgrade"] = setting.upgrade
     findings: list[Finding] = []
     skipped: list[SkippedRule] = []
-    for rule in setting.rules:
+    for rule in holding(setting.rules, setting.release):
         missing = [need for need in rule.needs if need not in context]
         if not missing:
             findings += [_finding(rule, hit, document, reading.read_as) for hit in run(rule, context)]
         elif document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
             skipped.append(SkippedRule(rule=rule.id, needs=" ".join(needs[need] for need in missing)))
+    if document is not None and (setting.release is not None or setting.upgrade is not None):
+        from dsplan.planner.rules.releases import told_once
+
+        findings = told_once(document, findings)
     return findings, skipped
 
 

@@ -7,7 +7,8 @@ x-when (the parser looks at the key only where that one is set), x-auto (who fil
 x-auto-decides (a wrong guess changes what is trained), x-stages (ZeRO stages that read the key), x-dead (nothing reads
 it), x-unread (a name that people write and DeepSpeed never had), x-use (what to write instead), x-removed, x-alias-of,
 x-any-case, x-exact (2.0 is no integer here), x-names, x-takes and x-needs (types and their arguments), x-absent (what
-holds where the key is absent), x-known-as, x-near (how bad a misspelt member is).
+holds where the key is absent), x-known-as, x-near (how bad a misspelt member is). The schema of an earlier release has
+also x-later and x-gone (see releases.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,31 @@ from dsplan.schemas.positions import escape, steps
 Node = dict[str, Any]
 
 
-@functools.cache
+_RELEASE: ContextVar[str | None] = ContextVar("release", default=None)
+
+
+@contextmanager
+def at_release(release: str | None) -> Iterator[None]:
+    """Inside, the schema is that of an earlier release of DeepSpeed (one that was asked); None: the newest."""
+    token = _RELEASE.set(release)
+    try:
+        yield
+    finally:
+        _RELEASE.reset(token)
+
+
 def schema() -> Node:
+    """Of the release that is spoken of."""
+    release = _RELEASE.get()
+    if release is None:
+        return newest_schema()
+    from dsplan.schemas.releases import schema_at
+
+    return schema_at(release)
+
+
+@functools.cache
+def newest_schema() -> Node:
     text = Path(__file__).with_name("ds_config.schema.json").read_text("utf-8")
     loaded: Node = json.loads(text)
     return loaded

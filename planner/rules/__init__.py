@@ -22,6 +22,7 @@ from dsplan.planner.rules import (
     precision,
     profiling,
     readers,
+    releases,
     schedule_arguments,
     scheduler,
     structure,
@@ -32,11 +33,12 @@ from dsplan.planner.rules import (
     zero_idle,
     zero_sizes,
 )
-from dsplan.planner.rules.mechanism import RULES, Hit, Rule, rule, run
+from dsplan.planner.rules.mechanism import RULES, Hit, Rule, holding, rule, run
 
 _FAMILIES = (
     structure,
     readers,
+    releases,
     wrong_values,
     coercions,
     arguments,
@@ -69,4 +71,4 @@ _FAMILIES = (
 for _id in sorted(RULES):  # by id, whatever order the families came in
     RULES[_id] = RULES.pop(_id)
 
-__all__ = ["RULES", "Hit", "Rule", "rule", "run"]
+__all__ = ["RULES", "Hit", "Rule", "holding", "rule", "run"]

@@ -13,19 +13,33 @@ from dsplan.schemas.known_keys import Node, child, lookup, resolved, schema
 from dsplan.schemas.positions import Document, escape, steps
 
 
-@functools.cache
 def blocks_of() -> dict[str, tuple[str, ...]]:
     """Each key that DeepSpeed reads to the blocks that hold it, as pointers."""
+    known = schema()
+    if id(known) not in _BLOCKS:
+        _BLOCKS[id(known)] = _blocks_of(known)
+    return _BLOCKS[id(known)]
+
+
+_BLOCKS: dict[int, dict[str, tuple[str, ...]]] = {}
+"""By the id of a release's schema (each is kept)."""
+
+
+def _blocks_of(known: Node) -> dict[str, tuple[str, ...]]:
     table: dict[str, list[str]] = {}
 
     def visit(node: Node, pointer: str) -> None:
         for name, member in node.get("properties", {}).items():
-            if not ({"x-unread", "x-removed", "x-alias-of", "$ref"} & member.keys()) and pointer != "/dsplan":
+            if not ({"x-unread", "x-removed", "x-later", "x-alias-of", "$ref"} & member.keys()) and pointer != "/dsplan":
                 table.setdefault(name, []).append(pointer)
             visit(member, f"{pointer}/{escape(name)}")
 
-    visit(schema(), "")
+    visit(known, "")
     return {name: tuple(pointers) for name, pointers in table.items()}
+
+
+CLOSED = frozenset(("x-removed", "x-unread", "x-later"))
+"""Nothing in such a key is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ def _members(document: Document) -> Iterator[Member]:
             inner = f"{pointer}/{escape(name)}"
             known = child(node, name)
             yield Member(inner, name, entry, known, node, pointer)
-            if known is not None and not ({"x-removed", "x-unread"} & known.keys()) and not shadowed(document, inner):
+            if known is not None and not (CLOSED & known.keys()) and not shadowed(document, inner):
                 waiting.append((inner, entry, known))
 
 

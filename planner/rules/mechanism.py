@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -53,7 +53,7 @@ class Rule:
         return _page_of(self.check)[0]
 
     def section(self, name: str) -> tuple[str, ...]:
-        """What stands under Why, Given, Bad, Good, Fix or Source; a heading may be there several times."""
+        """What stands under Why, Given, Since, Until, Bad, Good, Fix or Source; a heading may be there several times."""
         return _page_of(self.check)[1].get(name, ())
 
     @property
@@ -64,6 +64,28 @@ class Rule:
 
 RULES: dict[str, Rule] = {}
 """By id, in the order of the ids."""
+
+
+def holding(rules: Iterable[Rule], release: str | None) -> Iterator[Rule]:
+    """The rules that are true of that release (None: of the newest), by the Since and Until of their pages.
+
+    Since: the first release of which the rule is true. Until: the first of which it no longer is.
+    """
+    for rule in rules:
+        page = rule.check.__doc__ or ""
+        if not ("\n    Since:" in page or "\n    Until:" in page):
+            yield rule
+        elif release is None:
+            if not rule.section("Until"):
+                yield rule
+        else:
+            since, until = rule.section("Since") or ("0",), rule.section("Until") or ("999",)
+            if _order(since[0]) <= _order(release) < _order(until[0]):
+                yield rule
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".") if part)
 
 
 def rule(
@@ -92,7 +114,7 @@ def read_page(docstring: str) -> tuple[str, dict[str, tuple[str, ...]]]:
     """The one-line fact and the sections of a rule's docstring. Lines that are indented more continue a section."""
     import re
 
-    title = re.compile(r"(Why|Given|Bad|Good|Fix|Source):\s*(.*)")
+    title = re.compile(r"(Why|Given|Since|Until|Bad|Good|Fix|Source):\s*(.*)")
     summary, _, rest = docstring.partition("\n\n")
     found: list[tuple[str, list[str]]] = []
     for line in rest.splitlines():

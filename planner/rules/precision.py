@@ -52,6 +52,7 @@ def clipping_by_default(document: Document) -> Iterator[Hit]:
     """gradient_clipping should be written out: its default has changed.
 
     Why:    Absent meant no clipping until June 2026, and means 1.0 since. An old file silently trains another way.
+    Since:  0.19.3
     Bad:    {"train_batch_size": 8}
     Good:   {"train_batch_size": 8, "gradient_clipping": 0}
     Fix:    none

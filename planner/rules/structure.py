@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dsplan.planner.rules.known_keys import Member, absent, blocks_of, members, title
+from dsplan.planner.rules.known_keys import CLOSED, Member, absent, blocks_of, members, title
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.finding import Fix
@@ -81,7 +81,7 @@ def near(member: Member) -> str | None:
     if id(properties) not in _SPELLINGS:
         known = {str(name): node for name, node in properties.items() if "x-removed" not in node}
         aliases = {alias: name for name, node in known.items() for alias in node.get("x-known-as", ())}
-        read = tuple(name for name, node in known.items() if "x-unread" not in node)
+        read = tuple(name for name, node in known.items() if not CLOSED & node.keys())
         _SPELLINGS[id(properties)] = (properties, aliases, read)
     _, aliases, read = _SPELLINGS[id(properties)]
     return aliases.get(member.name) or nearest(member.name, read)
@@ -244,7 +244,7 @@ def deprecated_key(document: Document) -> Iterator[Hit]:
             fix=replaced(document.values_at["/zero_optimization"], block),
         )
     for member in members(document):
-        if member.node is None or not member.node.get("deprecated") or {"x-unread", "x-removed"} & member.node.keys():
+        if member.node is None or not member.node.get("deprecated") or CLOSED & member.node.keys():
             continue
         use = member.node.get("x-use")
         if use is None or (member.name == "bfloat16" and document.at("/bf16") is not None):

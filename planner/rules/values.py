@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
-from dsplan.planner.rules.known_keys import Member, shadowed
+from dsplan.planner.rules.known_keys import CLOSED, Member, members, shadowed
 from dsplan.schemas.finding import Moment
 from dsplan.schemas.known_keys import Node
 from dsplan.schemas.positions import Document, shape
@@ -28,9 +29,19 @@ class Fault:
 
 
 def fault(member: Member, document: Document) -> Fault | None:
-    """The fault of a known member's value; None where DeepSpeed takes it as it is meant."""
+    """The fault of a member of the document; None where its key is unknown, or DeepSpeed takes the value as it is meant."""
+    return _faults(document).get(member.pointer)
+
+
+@lru_cache(maxsize=2)
+def _faults(document: Document) -> dict[str, Fault]:
+    found = ((member.pointer, _fault(member, document)) for member in members(document))
+    return {pointer: fault for pointer, fault in found if fault}
+
+
+def _fault(member: Member, document: Document) -> Fault | None:
     node, value = member.node, member.value
-    if node is None or {"x-removed", "x-unread"} & node.keys() or "type" not in node:
+    if node is None or CLOSED & node.keys() or "type" not in node:
         return None
     if shadowed(document, member.pointer):
         return None
@@ -42,27 +53,28 @@ def fault(member: Member, document: Document) -> Fault | None:
             return None
         if "x-auto" in node or member.strict or "string" not in types or "enum" in node:
             return Fault("auto")
-    must = expected(node)
     if _block(node) and not isinstance(value, dict):
         if value == AUTO and member.strict:
             return Fault("auto")
-        return None if _is(value, types, exact=True) else Fault("flag", must)
+        return None if _is(value, types, exact=True) else Fault("flag", expected(node))
     if not member.strict and types == ["boolean"] and isinstance(value, str):
         return Fault("text-for-boolean")
     taken = _taken(value, types, member)
     if taken is _REFUSED:
-        return Fault("type", must)
+        return Fault("type", expected(node))
     if isinstance(taken, (int, float)) and not isinstance(taken, bool) and not math.isfinite(taken):
         return Fault("range", "finite")
     if not _allowed(taken, node):
-        return Fault("range", must)
+        return Fault("range", expected(node))
     if isinstance(taken, list) and "items" in node and not all(_is_item(entry, node["items"]) for entry in taken):
         return Fault("type", f"a list of {expected(node['items'])}")
     return None
 
 
 def _is_item(value: Any, node: Node) -> bool:
-    return value in node["enum"] if "enum" in node else "type" not in node or _is(value, _types(node), exact=True)
+    if "enum" in node:
+        return any(value == known for known in node["enum"])
+    return "type" not in node or _is(value, _types(node), exact=True)
 
 
 def moment(member: Member, kind: Kind, document: Document) -> Moment | Literal["never"]:

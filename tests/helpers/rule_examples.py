@@ -15,12 +15,13 @@ from dsplan.planner.rules.policy import Policy
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.finding import FileFindings
+from dsplan.schemas.releases import NEWEST, Upgrade
 
 
 def linted(rule: Rule, text: str) -> FileFindings:
     """The findings of an example, in the setting of its Given lines.
 
-    Given: dp N, reader NAME, engine NAME, args.FIELD N, model.FIELD N, policy POINTER:SCHEMA (without spaces), or
+    Given: dp N, reader NAME, engine NAME, release X, from X (an upgrade to the newest), args.FIELD N, model.FIELD N, policy POINTER:SCHEMA (without spaces), or
     gib_per_sample N with usable_gib N (a model that takes so much per sample, and 5 % more at most); else no cluster,
     DeepSpeed reads and runs it. args are those of the Trainer unless args.kind says otherwise. A Given that begins with "Good
     with" is the setting of Good, and the others are that of Bad.
@@ -38,6 +39,8 @@ def linted(rule: Rule, text: str) -> FileFindings:
         facts=_facts(given),
         project=_project(given["policy"]) if "policy" in given else None,
         companion=Companion(**{"kind": "trainer", "source": "args.yaml", **arguments}) if arguments else None,
+        release=given.get("release"),
+        upgrade=Upgrade(before=given["from"], after=NEWEST) if "from" in given else None,
     )
 
 
