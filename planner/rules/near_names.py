@@ -63,11 +63,14 @@ def _plain(name: str) -> str:
 
 
 def _letters(plain: str) -> int:
-    """A bit for each letter that is there. Each edit brings or takes one letter at most, so far sets mean far names."""
-    bits = 0
+    """A bit for each letter's first, second and third time. An edit brings or takes one at most, so far sets mean far names."""
+    once = twice = thrice = 0
     for char in plain:
-        bits |= 1 << ord(char) % 64
-    return bits
+        bit = 1 << ord(char) % 64
+        thrice |= twice & bit
+        twice |= once & bit
+        once |= bit
+    return once | twice << 64 | thrice << 128
 
 
 def edits(left: str, right: str, limit: int) -> int:

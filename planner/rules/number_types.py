@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
+from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.precision import bf16_block, number_at, on
 from dsplan.schemas.config import DsConfig
-from dsplan.schemas.finding import Severity
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, shape
 
@@ -248,28 +247,23 @@ def narrow_communication(document: Document, config: DsConfig, reader: str) -> I
 
 @rule("DSP219", "communication-type-not-read", severity=WARNING, keys=[COMMUNICATION, SEQUENCE])
 def communication_type_not_read(document: Document) -> Iterator[Hit]:
-    """Under sequence parallelism seq_parallel_communication_data_type counts, and elsewhere communication_data_type.
+    """Under sequence parallelism seq_parallel_communication_data_type counts, not communication_data_type.
 
-    Why:    With sequence_parallel_size above 1 the engine replaces the one by the other, whose default is fp32. Without it
-            the other is not read: info, since a script can set sequence parallelism up by itself.
+    Why:    With sequence_parallel_size above 1 the engine replaces the one by the other, whose default is fp32.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "sequence_parallel_size": 2, "communication_data_type": "bf16"}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "sequence_parallel_size": 2, "seq_parallel_communication_data_type": "bf16"}
     Fix:    none
     Source: deepspeed/runtime/engine.py, _configure_distributed_model
     """
     share = document.at("/sequence_parallel_size", 1)
-    parallel = isinstance(share, int) and share > 1
-    severity: Severity = WARNING if parallel else INFO
-    idle, counts = (COMMUNICATION, SEQUENCE) if parallel else (SEQUENCE, COMMUNICATION)
-    if document.at(idle) is not None:
-        where = f"with sequence_parallel_size {share}" if parallel else "without sequence parallelism"
-        default = " (fp32 where it is absent)" if parallel and not document.has(counts) else ""
+    if isinstance(share, int) and share > 1 and document.at(COMMUNICATION) is not None:
+        default = "" if document.has(SEQUENCE) else " (fp32 where it is absent)"
         yield Hit(
-            idle,
-            f"{idle[1:]} is not read {where}; {counts[1:]} is{default}",
-            remedy=f"set {counts[1:]}",
+            COMMUNICATION,
+            f"communication_data_type is not read with sequence_parallel_size {share}; "
+            f"seq_parallel_communication_data_type is{default}",
+            remedy="set seq_parallel_communication_data_type",
             on_key=True,
-            severity=severity,
         )
 
 

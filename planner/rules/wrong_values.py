@@ -44,6 +44,10 @@ def wrong_type(document: Document) -> Iterator[Hit]:
             )
 
 
+_BELOW_0 = {"/gradient_clipping": "nothing is clipped", "/steps_per_print": "every step is reported"}
+"""What DeepSpeed makes of numbers that it takes and nobody means. Tried with DeepSpeed 0.19.8."""
+
+
 @rule("DSP004", "value-not-allowed", severity=ERROR, keys=[])
 def value_not_allowed(document: Document, reader: str) -> Iterator[Hit]:
     """A value must be one of those, or in the range, that its key allows.
@@ -60,8 +64,11 @@ def value_not_allowed(document: Document, reader: str) -> Iterator[Hit]:
         if found and found.kind == "range":
             severity = _late(member)
             more = ""
-            if member.pointer == "/gradient_clipping":
-                severity, more = (WARNING, "; below 0 nothing is clipped") if member.value < 0 else (ERROR, "")
+            raises = moment(member, "range", document)
+            if member.pointer in _BELOW_0 and member.value < 0:
+                severity, raises, more = WARNING, "never", f"; below 0 {_BELOW_0[member.pointer]}"
+            elif member.pointer == "/gradient_clipping":
+                severity = ERROR
             if member.name == "warmup_type":
                 # HF fills the schedule in from the training arguments; there the key is a leftover, not a choice
                 severity = ERROR if reader == "deepspeed" else WARNING
@@ -70,7 +77,7 @@ def value_not_allowed(document: Document, reader: str) -> Iterator[Hit]:
                 member.pointer,
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}{more}",
                 severity=severity,
-                raises=moment(member, "range", document),
+                raises=raises,
             )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.known_keys import members
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
+from dsplan.planner.rules.number_types import by_bf16_optimizer
 from dsplan.planner.rules.precision import number_at, on
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.config import DsConfig
@@ -84,9 +85,10 @@ def division_before_reduce_scatter(document: Document, zero_stage: int) -> Itera
 
 @rule("DSP303", "no-gradient-norm", severity=ERROR, keys=[f"{ZERO}/compute_grad_norm"], raises="init")
 def no_gradient_norm(document: Document, zero_stage: int, config: DsConfig) -> Iterator[Hit]:
-    """compute_grad_norm false needs zero_stage 1 or 2, gradient_clipping 0 and no offload.
+    """compute_grad_norm false needs zero_stage 1 or 2, gradient_clipping 0, no offload and no ZenFlow.
 
-    Why:    DeepSpeed refuses it at start-up. Mind that gradient_clipping is 1.0 where it is absent.
+    Why:    DeepSpeed refuses it at start-up. Mind that gradient_clipping is 1.0 where it is absent. At zero_stage 1 bf16 with
+            fp32 accumulation does not take it either.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "compute_grad_norm": false}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 0, "zero_optimization": {"stage": 2, "compute_grad_norm": false}}
     Fix:    none
@@ -112,6 +114,14 @@ def no_gradient_norm(document: Document, zero_stage: int, config: DsConfig) -> I
         )
     elif config.offload != "none":
         yield Hit(pointer, f"{said} an offloaded optimizer needs the norm", remedy="remove it")
+    elif isinstance(document.at(f"{ZERO}/zenflow"), dict):
+        yield Hit(pointer, f"{said} zenflow needs the norm", remedy="remove it")
+    elif by_bf16_optimizer(document, config, zero_stage):
+        yield Hit(
+            pointer,
+            f"{said} zero_stage 1 of bf16 with gradients added up in fp32 needs the norm",
+            remedy="remove it, or set zero_optimization.stage to 2",
+        )
 
 
 @rule("DSP304", "odd-allgather-bucket", severity=ERROR, keys=[f"{ZERO}/allgather_bucket_size"], raises="init")

@@ -43,7 +43,7 @@ def tiny_bucket(document: Document, zero_stage: int) -> Iterator[Hit]:
         size = number_at(document, f"{ZERO}/{name}", FEWEST_ELEMENTS)
         if document.at(f"{ZERO}/{name}") is True:
             continue  # another rule
-        if zero_stage in stages and size is not None and 0 < size < FEWEST_ELEMENTS:
+        if zero_stage in stages and size is not None and 1 <= size < FEWEST_ELEMENTS and size.is_integer():
             yield Hit(
                 f"{ZERO}/{name}",
                 f"{name} is {size:g} elements, so each parameter goes by itself",
