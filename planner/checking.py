@@ -52,7 +52,9 @@ class Setup:
     """What a line starts, as far as it can be read off. companions: who reads the configuration, with what."""
 
     config: str
-    """A file, or the configuration itself where the line holds it."""
+    """A file, or the configuration itself where the line holds it or Accelerate builds it."""
+    name: str
+    """As reports call it."""
     cluster: Cluster | None
     companions: tuple[Companion, ...]
     taken: tuple[str, ...]
@@ -85,6 +87,7 @@ def setup_of(line: LaunchLine, environment: Mapping[str, str], cluster: Cluster 
     taken += [f"arguments: {one.source} ({_KINDS[one.kind]})" for one in companions]
     return Setup(
         config=config,
+        name=config if not _inline(config) else "the line" if origin.startswith("--") else origin,
         cluster=cluster or _cluster(count),
         companions=tuple(companions),
         taken=tuple(taken),
@@ -102,7 +105,8 @@ _KINDS = {
 
 def check(setup: Setup, *, reader: str = "auto") -> list[FileFindings]:
     """The findings of the line's configuration beside all that goes with it."""
-    found = [Source("the line", setup.config, "the line")] if _inline(setup.config) else list(sources([setup.config]))
+    inline = Source(setup.name, setup.config, setup.name)
+    found = [inline] if _inline(setup.config) else list(sources([setup.config]))
     files = []
     for source in found:
         told = [
@@ -303,7 +307,7 @@ def _inline(config: str) -> bool:
 
 
 def _short(config: str) -> str:
-    return "in the line" if _inline(config) else config
+    return "without a file" if _inline(config) else config
 
 
 def _counted(count: Count) -> str:

@@ -13,7 +13,7 @@ from dsplan.planner.linting import Setting, lint_source
 from dsplan.planner.open_values import define
 from dsplan.planner.reading import read
 from dsplan.planner.rules import RULES
-from dsplan.planner.sources import sources
+from dsplan.planner.sources import STDIN, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO
@@ -69,6 +69,8 @@ def resolve_pair(a: str, b: str, *, reader: str, **beside: Any) -> tuple[Resolve
     """Both, whole and by one reader: where "auto" decides, by the one that fills an "auto" in either of them."""
     first, second = (resolve(path, reader=reader, everything=True, **beside) for path in (a, b))
     if first.read_as != second.read_as:
+        if STDIN in (a, b):
+            raise Problem("one file is for DeepSpeed and one for HF to fill; say who reads both by --for")
         by = next(one.read_as for one in (first, second) if one.read_as != "deepspeed")
         first, second = (resolve(path, reader=by, everything=True, **beside) for path in (a, b))
     return first, second

@@ -134,7 +134,7 @@ def schedule_unlike_arguments(document: Document, companion: Companion, filled: 
 def _unlike_trainer(document: Document, companion: Companion, filled: Table, *pointers: str) -> Iterator[Hit]:
     if companion.kind != "accelerate":
         for pointer in _differing(document, filled, pointers):
-            said = _unlike(document, pointer, filled[pointer])
+            said = _unlike(document, pointer, filled[pointer], companion)
             fix = replaced(document.values_at[pointer], '"auto"', safe=False)
             yield Hit(pointer, f"{said}; the Trainer refuses the file", remedy='write "auto"', fix=fix)
 
@@ -149,9 +149,10 @@ def _differing(document: Document, filled: Table, pointers: tuple[str, ...]) -> 
             yield pointer
 
 
-def _unlike(document: Document, pointer: str, told: Filled) -> str:
-    value = json.dumps(told.value)
-    return f"{title(pointer)} is {' '.join(document.raw(pointer).split())}, but {told.origin} is {value}"
+def _unlike(document: Document, pointer: str, told: Filled, companion: Companion) -> str:
+    written = " ".join(document.raw(pointer).split())
+    where = "" if told.origin.endswith(" default") else f" in {companion.source}"
+    return f"{title(pointer)} is {written}, but {told.origin} is {json.dumps(told.value)}{where}"
 
 
 @rule("DSP026", "fields-beside-config-file", severity=ERROR, keys=[], raises="init")
@@ -198,8 +199,8 @@ def unlike_accelerate(document: Document, companion: Companion, filled: Table) -
     }
     given = tuple(pointer for pointer, value in pointers.items() if value is not None)
     for pointer in _differing(document, filled, given):
-        said = _unlike(document, pointer, filled[pointer])
-        yield Hit(pointer, f"{said} in {companion.source}; this file counts", remedy="give both the same value")
+        said = _unlike(document, pointer, filled[pointer], companion)
+        yield Hit(pointer, f"{said}; this file counts", remedy="give both the same value")
 
 
 @rule("DSP028", "mixed-precision-conflict", severity=ERROR, keys=["/fp16/enabled", "/bf16/enabled"], raises="init")
