@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from dsplan.schemas.finding import Span
@@ -64,7 +65,14 @@ def escape(name: str | int) -> str:
 
 def steps(pointer: str) -> list[str]:
     """The names of a JSON pointer, unescaped."""
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    return list(_steps(pointer))
+
+
+@lru_cache(maxsize=10_000)  # rules ask for the same few pointers again and again
+def _steps(pointer: str) -> tuple[str, ...]:
+    if "~" not in pointer:
+        return tuple(pointer.split("/")[1:])
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:])
 
 
 class Document:
@@ -100,7 +108,7 @@ class Document:
     def at(self, pointer: str, default: Any = None) -> Any:
         """The value there, or the default where there is none."""
         value = self.value
-        for step in steps(pointer):
+        for step in _steps(pointer):
             if isinstance(value, dict) and step in value:
                 value = value[step]
             elif isinstance(value, list) and step.isascii() and step.isdigit() and int(step) < len(value):
