@@ -140,6 +140,14 @@ def test_cluster_and_reader_of_a_project(team: Path) -> None:
     assert "DSP102" not in [rule for _, rule, _ in told(over)]
 
 
+def test_the_release_of_a_project(team: Path) -> None:
+    """Apex AMP went after 0.19.6: github.com/deepspeedai/DeepSpeed/issues/8489."""
+    name = config(team, "ds.json", PLAIN[:-1] + ', "amp": {"enabled": false}}')
+    project(team, '[tool.dsplan]\ndeepspeed-version = "0.14.5"\n')
+    assert dsplan("lint", name).code == 0
+    assert dsplan("lint", name, "--deepspeed-version", "0.19.8").code == 1
+
+
 def test_per_file_ignores_go_by_glob(team: Path) -> None:
     project(team, '[tool.dsplan.per-file-ignores]\n"old/**/*.json" = ["unknown-key"]\n"legacy_*.json" = ["DSP001"]\n')
     names = [config(team, name, ODD) for name in ("old/a.json", "old/b/c.json", "new/legacy_1.json", "new/a.json")]
@@ -189,6 +197,7 @@ def test_an_unused_per_file_ignore_is_told_in_pyproject_where_all_its_files_were
         ('[tool.dsplan]\nfor = "megatron"\n', ("for", "trainer")),
         ('[tool.dsplan]\ncluster = "8xH10O"\n', ("pyproject.toml", "cluster", "H10O")),
         ("[tool.dsplan]\ncluster = true\n", ("cluster",)),
+        ('[tool.dsplan]\ndeepspeed-version = "banana"\n', ("pyproject.toml", "banana")),
         ('[tool.dsplan]\ncluster = "c.json"\n', ("cluster", "8xH100-80GB")),
         ("[tool.dsplan]\nper-file-ignores = []\n", ("per-file-ignores", "a table")),
         ('[tool.dsplan.per-file-ignores]\n"a" = "b"\n', ("per-file-ignores", '"a"', "must be a list")),
