@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsplan.planner.rules.mechanism import INFO, WARNING, Hit, rule
+from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.reading import block, truthy
-from dsplan.schemas.positions import Document
+from dsplan.schemas.positions import Document, shape
 
 STATES, WRITER = "/datastates_ckpt", "/checkpoint/writer"
 ACTIVATIONS = "/activation_checkpointing"
 OFFLOADS = ("/zero_optimization/offload_param/device", "/zero_optimization/offload_optimizer/device")
 
 
-@rule("DSP841", "datastates-needs-package", severity=INFO, keys=[STATES])
-def datastates_needs_package(document: Document) -> Iterator[Hit]:
-    """datastates_ckpt needs the package datastates.
+@rule("DSP841", "datastates-switched-on", severity=ERROR, keys=[STATES])
+def datastates_switched_on(document: Document) -> Iterator[Hit]:
+    """datastates_ckpt is on by anything but false: by null and {} too.
 
-    Why:    Where it is not installed, DeepSpeed raises a RuntimeError when the engine starts.
-    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": {"host_cache_size": 16}}
+    Why:    Where the package datastates is not installed, DeepSpeed raises a RuntimeError when the engine starts. Error for
+            null, which looks like off; warning for {}; info for what is meant.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": null}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": false}
     Fix:    none
-    Source: deepspeed/runtime/checkpoint_engine/utils.py
+    Source: deepspeed/datastates/config.py; deepspeed/runtime/checkpoint_engine/utils.py
     """
     value = document.at(STATES, False)
-    if value and value != "auto":
-        yield Hit(STATES, "datastates_ckpt needs the package datastates; without it the engine does not start")
+    if value is None or (value is not False and value != "auto"):
+        yield Hit(
+            STATES,
+            f"datastates_ckpt {shape(value)} switches the DataStates engine on; without the package datastates it fails",
+            remedy="write false, or remove it" if not value else "",
+            severity=ERROR if value is None else INFO if value else WARNING,
+        )
 
 
 @rule("DSP842", "fast-writer-on", severity=INFO, keys=[WRITER])

@@ -20,6 +20,12 @@ PRESETS = ("mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3", 
 ACTIVATIONS = ("swiglu", "geglu_tanh", "swiglu_clamped", "swiglu_oai")
 """Source: deepspeed/module_inject/auto_ep_config.py of 0.19.8, EXPERT_ACTIVATIONS."""
 
+ATTRIBUTES = (
+    "expert_w1", "expert_w2", "expert_w3", "num_experts_attr", "top_k_attr", "router_pattern", "expert_pattern",
+    "shared_experts_pattern", "shared_experts_gate_pattern",
+)  # fmt: skip
+"""Keys that hold the name of an attribute."""
+
 
 def enabled(document: Document) -> bool:
     return truthy(document, f"{BLOCK}/enabled")
@@ -245,3 +251,20 @@ def expert_settings_unpaired(document: Document) -> Iterator[Hit]:
             f"num_limited_groups is {limited}, more than num_expert_groups {groups}",
             severity=ERROR,
         )
+
+
+@rule("DSP530", "dotted-attribute", severity=ERROR, keys=[BLOCK], raises="init")
+def dotted_attribute(document: Document) -> Iterator[Hit]:
+    """Names of attributes in expert_parallel must be plain names: not empty, and without dots.
+
+    Why:    DeepSpeed looks them up in the module itself, and raises a ValueError when the engine starts.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "expert_parallel": {"enabled": true, "autoep_size": 2, "expert_w1": "experts.w1"}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "expert_parallel": {"enabled": true, "autoep_size": 2, "expert_w1": "w1"}}
+    Fix:    none
+    Source: deepspeed/module_inject/auto_ep_config.py, validate_autoep_config
+    """
+    for name in ATTRIBUTES:
+        value = document.at(f"{BLOCK}/{name}")
+        if enabled(document) and isinstance(value, str) and (not value or "." in value):
+            what = "is empty" if not value else f"{shape(value)} has a dot"
+            yield Hit(f"{BLOCK}/{name}", f"expert_parallel.{name} {what}, but must be the plain name of an attribute")

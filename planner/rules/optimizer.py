@@ -65,7 +65,7 @@ def unknown_optimizer(document: Document) -> Iterator[Hit]:
 
 
 @rule("DSP602", "optimizer-without-type", severity=ERROR, keys=[TYPE])
-def optimizer_without_type(document: Document) -> Iterator[Hit]:
+def optimizer_without_type(document: Document, zero_stage: int) -> Iterator[Hit]:
     """The optimizer block needs a type.
 
     Why:    Without it DeepSpeed ignores the whole block.
@@ -76,7 +76,10 @@ def optimizer_without_type(document: Document) -> Iterator[Hit]:
     """
     block = document.at("/optimizer")
     if isinstance(block, dict) and block and "type" not in block:
-        yield Hit("/optimizer", "optimizer has no type, so DeepSpeed ignores the block", remedy="add type", on_key=True)
+        more = f"; zero_stage {zero_stage} then needs one from the script" if zero_stage in (1, 2) else ""
+        yield Hit(
+            "/optimizer", f"optimizer has no type, so DeepSpeed ignores the block{more}", remedy="add type", on_key=True
+        )
 
 
 @rule("DSP603", "unknown-optimizer-argument", severity=ERROR, keys=[PARAMS], raises="init")

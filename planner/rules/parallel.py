@@ -126,6 +126,21 @@ def batch_counts_tensor_ranks(document: Document, config: DsConfig, cluster: Clu
     )
 
 
+@rule("DSP517", "tensor-parallel-size-as-text", severity=ERROR, keys=[SIZE], raises="init")
+def tensor_parallel_size_as_text(document: Document) -> Iterator[Hit]:
+    """tensor_parallel.autotp_size must be a number without quotes.
+
+    Why:    The parser would take the text, but initialize() compares it with 0 before: TypeError.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "tensor_parallel": {"autotp_size": "2"}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "tensor_parallel": {"autotp_size": 2}}
+    Fix:    none
+    Source: deepspeed/__init__.py, initialize
+    """
+    size = document.at(SIZE)
+    if isinstance(size, str) and size.strip().isdecimal():
+        yield Hit(SIZE, f"tensor_parallel.autotp_size is the text {shape(size)}, on which initialize() fails")
+
+
 @rule("DSP531", "device-mesh-uneven", severity=ERROR, keys=[DATA, SEQUENCE], raises="init")
 def device_mesh_uneven(document: Document, cluster: Cluster) -> Iterator[Hit]:
     """data_parallel_size x sequence_parallel_size must be the number of GPUs.

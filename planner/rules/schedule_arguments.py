@@ -222,3 +222,18 @@ def rates_for_groups(document: Document) -> Iterator[Hit]:
                 f"{PARAMS}/{name}",
                 f"{name} {shape(value)} of {len(value)} needs as many parameter groups, which the script must make",
             )
+
+
+@rule("DSP720", "scheduler-without-type", severity=ERROR, keys=[TYPE])
+def scheduler_without_type(document: Document) -> Iterator[Hit]:
+    """The scheduler block needs a type.
+
+    Why:    Without it DeepSpeed ignores the whole block, and the learning rate stays as it is.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": {"params": {"warmup_num_steps": 100}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}
+    Fix:    none
+    Source: deepspeed/runtime/config.py, get_scheduler_name
+    """
+    block = document.at("/scheduler")
+    if isinstance(block, dict) and block and "type" not in block:
+        yield Hit("/scheduler", "scheduler has no type, so DeepSpeed ignores the block", remedy="add type", on_key=True)

@@ -8,6 +8,7 @@ from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.optimizer import names, params, unknown_arguments
 from dsplan.planner.rules.structure import one_of
+from dsplan.schemas.config import DsConfig
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, escape, shape
 
@@ -139,20 +140,22 @@ def scheduler_without_optimizer(document: Document) -> Iterator[Hit]:
 
 
 @rule("DSP706", "torch-schedule-under-zero", severity=ERROR, keys=[TYPE], raises="init")
-def torch_schedule_under_zero(document: Document, zero_stage: int) -> Iterator[Hit]:
-    """A schedule of torch.optim.lr_scheduler does not go with ZeRO.
+def torch_schedule_under_zero(document: Document, zero_stage: int, config: DsConfig) -> Iterator[Hit]:
+    """A schedule of torch.optim.lr_scheduler goes neither with ZeRO nor with fp16 or bf16.
 
-    Why:    It wants a torch Optimizer, which ZeRO's wrapper is not: TypeError when the engine starts.
+    Why:    It wants a torch Optimizer, which DeepSpeed's wrappers for these are not: TypeError when the engine starts.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": {"type": "StepLR", "params": {"step_size": 10}}, "zero_optimization": {"stage": 1}}
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": {"type": "StepLR", "params": {"step_size": 10}}, "bf16": {"enabled": true}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": {"type": "StepLR", "params": {"step_size": 10}}}
     Fix:    none
     Source: deepspeed/runtime/engine.py, _scheduler_from_config
     """
     kind = kind_of(document)
-    if kind and kind in names("/scheduler")["torch"] and zero_stage > 0:
+    if kind and kind in names("/scheduler")["torch"] and (zero_stage > 0 or config.precision != "fp32"):
+        where = f"at zero_stage {zero_stage}" if zero_stage > 0 else f"with {config.precision}"
         yield Hit(
             TYPE,
-            f"scheduler {kind} is PyTorch's, which fails at zero_stage {zero_stage}",
+            f"scheduler {kind} is PyTorch's, which fails {where}",
             remedy=f"write {one_of(names('/scheduler')['deepspeed'])}",
         )
 

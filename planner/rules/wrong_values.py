@@ -13,9 +13,14 @@ from dsplan.schemas.json_parser import PYTHON_WORDS
 from dsplan.schemas.positions import BOM, Document, shape
 
 
-def _late(member: Member) -> Severity:
+def _late(member: Member, document: Document) -> Severity:
     """An error where DeepSpeed checks the value, at once or later; else it takes it as it is."""
-    return ERROR if member.strict or (member.node or {}).get("x-late") else WARNING
+    return ERROR if member.strict or _checked_later(member, document) else WARNING
+
+
+def _checked_later(member: Member, document: Document) -> bool:
+    node = member.node or {}
+    return "x-late" in node and ("x-when" not in node or bool(document.at(node["x-when"])))
 
 
 @rule("DSP003", "wrong-type", severity=ERROR, keys=[])
@@ -39,7 +44,7 @@ def wrong_type(document: Document) -> Iterator[Hit]:
                 member.pointer,
                 f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
                 remedy=near,
-                severity=_late(member),
+                severity=_late(member, document),
                 raises=moment(member, "type", document),
             )
 
@@ -62,7 +67,7 @@ def value_not_allowed(document: Document, reader: str) -> Iterator[Hit]:
     for member in members(document):
         found = fault(member, document)
         if found and found.kind == "range":
-            severity = _late(member)
+            severity = _late(member, document)
             more = ""
             raises = moment(member, "range", document)
             if member.pointer in _BELOW_0 and member.value < 0:
@@ -113,7 +118,7 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
             severity: Severity = ERROR if "x-auto-decides" in node else WARNING if filler else INFO
             fate = f"; DeepSpeed drops it and takes {default}" + _WITHOUT.get(member.pointer, "")
             yield Hit(member.pointer, said + fate, remedy="write a value, or remove it", severity=severity)
-        elif filler or node.get("x-late"):
+        elif filler or _checked_later(member, document):
             yield Hit(
                 member.pointer,
                 f"{said}; DeepSpeed keeps it as a text and fails on it",
@@ -222,7 +227,7 @@ def text_for_boolean(document: Document) -> Iterator[Hit]:
             continue
         word = member.value.strip().lower()
         no = word in ("false", "no", "off", "0", "", "none", "null")
-        late = bool((member.node or {}).get("x-late"))
+        late = _checked_later(member, document)
         fate = "and fails on it" if late else f"and it counts as {'true' if member.value else 'false'}"
         fix = replaced(document.values_at[member.pointer], word) if word in ("true", "false") else None
         yield Hit(
