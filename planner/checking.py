@@ -12,6 +12,7 @@ from typing import Any
 from dsplan.planner.launch_counts import Count, whole
 from dsplan.planner.launch_lines import LaunchLine
 from dsplan.planner.linting import Setting, lint_source
+from dsplan.planner.project import finder
 from dsplan.planner.rules import RULES
 from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
@@ -46,6 +47,9 @@ _TRAINER_FLAGS = frozenset(
 )
 """Two of these in the script's flags: it reads TrainingArguments, whose defaults hold for the rest."""
 
+_AT_LAUNCH = ("DSP026", "DSP034")
+"""Rules of Accelerate's file that hold also where the Trainer reads the configuration."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -75,7 +79,7 @@ def setup_of(line: LaunchLine, environment: Mapping[str, str], cluster: Cluster 
     companions = [accelerate] if accelerate else []
     trainer = _trainer(line, options, files)
     if trainer is not None:
-        companions = [*companions, trainer] if accelerate and _is_strict(accelerate) else [trainer]
+        companions.append(trainer)
     count = line.count
     if accelerate is not None and count.ranks is None and accelerate.processes is not None:
         why = f"num_processes {accelerate.processes} of {accelerate.source}"
@@ -105,6 +109,7 @@ _KINDS = {
 
 def check(setup: Setup, *, reader: str = "auto") -> list[FileFindings]:
     """The findings of the line's configuration beside all that goes with it."""
+    projects = finder()
     inline = Source(setup.name, setup.config, setup.name)
     found = [inline] if _inline(setup.config) else list(sources([setup.config]))
     files = []
@@ -120,6 +125,7 @@ def check(setup: Setup, *, reader: str = "auto") -> list[FileFindings]:
                     companion=companion,
                     fit=None,
                     defines={},
+                    project_of=projects,
                 ),
             )
             for companion in setup.companions or (None,)
@@ -129,8 +135,9 @@ def check(setup: Setup, *, reader: str = "auto") -> list[FileFindings]:
 
 
 def _merged(told: Sequence[FileFindings]) -> FileFindings:
-    """One list of what the same file is told beside each companion; the last one's reader is named."""
-    findings = {(f.rule, f.pointer, f.severity): f for one in told for f in one.findings}
+    """One list of what a file is told beside each companion. The last one's reader fills and compares; the others launch it."""
+    early = [finding for one in told[:-1] for finding in one.findings if finding.rule in _AT_LAUNCH]
+    findings = {(found.rule, found.pointer, found.severity): found for found in [*early, *told[-1].findings]}
     ordered = sorted(findings.values(), key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
     skipped = tuple(skip for skip in told[-1].skipped_rules if skip.needs == "--cluster")
     return replace(told[-1], findings=tuple(ordered), skipped_rules=skipped)
@@ -234,11 +241,6 @@ def _default_file(environment: Mapping[str, str]) -> str | None:
     home = environment.get("HF_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".cache" / "huggingface")
     file = Path(home) / "accelerate" / "default_config.yaml"
     return str(file) if file.is_file() else None
-
-
-def _is_strict(companion: Companion) -> bool:
-    """The companion alone may refuse: it names the file and things beside it, or a precision."""
-    return bool(companion.beside_config_file or companion.mixed_precision)
 
 
 def _config(

@@ -123,6 +123,28 @@ def test_accelerate(folder: Path) -> None:
     assert rules(check("accelerate launch --config_file acc.yaml --num_processes 4 train.py")) == ["DSP026"]
 
 
+def test_the_trainer_under_accelerate(folder: Path) -> None:
+    """The Trainer fills betas, which Accelerate by itself cannot; Accelerate still refuses its own file."""
+    config = {
+        **json.loads(AUTO),
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto"}},
+    }
+    (folder / "plain0.json").write_text(json.dumps(config))
+    (folder / "acc.yaml").write_text(ACCELERATE)
+    assert rules(check("accelerate launch --config_file acc.yaml train.py")) == ["DSP030"]
+    trainer = "--output_dir o --per_device_train_batch_size 2"
+    assert rules(check(f"accelerate launch --config_file acc.yaml train.py {trainer}")) == []
+    (folder / "acc.yaml").write_text(ACCELERATE + "  gradient_clipping: 1.0\n")
+    assert rules(check(f"accelerate launch --config_file acc.yaml train.py {trainer}")) == ["DSP026"]
+
+
+def test_what_the_project_ignores_is_not_told(folder: Path) -> None:
+    line = "torchrun --nproc_per_node 3 train.py --deepspeed_config plain.json"
+    (folder / "pyproject.toml").write_text('[tool.dsplan]\nignore = ["DSP102"]\n')
+    assert rules(check(line)) == []
+
+
 def test_accelerate_s_own_fields_are_a_configuration(folder: Path) -> None:
     done = check("accelerate launch --use_deepspeed --zero_stage 3 --num_processes 2 train.py")
     assert (done.code, rules(done)) == (0, [])
@@ -182,3 +204,16 @@ def test_exec_does_not_run_a_line_with_errors(folder: Path) -> None:
     done = run(folder, sys.executable, "hello.py", "--deepspeed_config", "bad.json")
     assert (done.returncode, done.stdout) == (1, "")
     assert "DSP008" in done.stderr
+
+
+def test_nothing_heavy_is_loaded(folder: Path) -> None:
+    code = (
+        "import sys\nfrom dsplan.planner import checking, comparing, resolving\n"
+        "from dsplan.planner.launch_lines import read_line\n"
+        "line = read_line('torchrun train.py --deepspeed_config plain.json'.split(), {})\n"
+        "checking.check(checking.setup_of(line, {}))\ncomparing.compare(resolving.resolve('plain.json'), "
+        "resolving.resolve('plain.json'))\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "numpy", "yaml", "jsonschema", "transformers"} & set(done.stdout.split())
