@@ -109,36 +109,55 @@ def _stage(table: Table) -> int:
     return held.value if held is not None and isinstance(held.value, int) else 0
 
 
-def _global_batch(table: Table) -> tuple[Any, Any]:
-    """The global batch, and what it is for one GPU; None where that is not known."""
-    total, micro, accumulation = (
-        table[pointer].value if pointer in table else None for pointer in (BATCH, MICRO, STEPS)
-    )
-    if isinstance(micro, (int, float)) and isinstance(accumulation, (int, float)):
-        return total, micro * accumulation
-    return total, None
+def _at(table: Table, pointer: str) -> Any:
+    return table[pointer].value if pointer in table else None
 
 
-def _same_batch(left: Table, right: Table) -> bool:
-    (a, a_each), (b, b_each) = _global_batch(left), _global_batch(right)
-    if a is None and b is None:
-        return bool(a_each == b_each)
-    return bool(a == b)
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _same_product(left: Table, right: Table) -> bool | None:
+    """micro_batch x accumulation is the same; None where that is not known. An unfilled "auto" is equal to another."""
+    micros, accumulations = [_at(side, MICRO) for side in (left, right)], [_at(side, STEPS) for side in (left, right)]
+    if all(map(_number, micros + accumulations)):
+        return bool(micros[0] * accumulations[0] == micros[1] * accumulations[1])
+    for same, other in ((micros, accumulations), (accumulations, micros)):
+        if same[0] == same[1]:
+            return bool(other[0] == other[1]) if other[0] == other[1] or all(map(_number, other)) else None
+    return None
+
+
+def _same_batch(left: Table, right: Table) -> bool | None:
+    """The global batch is the same; None where that is not known."""
+    totals = [_at(side, BATCH) for side in (left, right)]
+    if all(map(_number, totals)):
+        return bool(totals[0] == totals[1])
+    return _same_product(left, right) if totals[0] == totals[1] else None
 
 
 def _batch_reason(left: Table, right: Table) -> list[str]:
-    if _same_batch(left, right):
+    same = _same_batch(left, right)
+    if same:
         return []
-    (a, a_each), (b, b_each) = _global_batch(left), _global_batch(right)
-    if a is not None and b is not None:
-        return [f"the global batch is {_batch_word(a)} in A and {_batch_word(b)} in B"]
-    if a_each is not None and b_each is not None:
-        return [f"micro_batch x accumulation is {a_each} in A and {b_each} in B"]
-    return ["the global batch is not known on both sides (give --cluster)"]
+    if same is None:
+        autos = any(_at(side, key) == "auto" for side in (left, right) for key in (BATCH, MICRO, STEPS))
+        return [
+            f"the global batch is not known on both sides (give --cluster{', and --args for auto' if autos else ''})"
+        ]
+    parts = [(name, _at(left, pointer), _at(right, pointer)) for name, pointer in _BATCH_NAMES]
+    total, micro, accumulation = parts
+    if _number(total[1]):
+        return [f"the global batch is {total[1]} in A and {total[2]} in B"]
+    if all(_number(value) for part in (micro, accumulation) for value in part[1:]):
+        return [
+            f"micro_batch x accumulation is {micro[1] * accumulation[1]} in A and {micro[2] * accumulation[2]} in B"
+        ]
+    name, one, other = micro if micro[1] != micro[2] else accumulation
+    return [f"{name} is {one} in A and {other} in B, and so the global batch differs"]
 
 
-def _batch_word(value: Any) -> str:
-    return "an unfilled auto" if value == "auto" else str(value)
+_BATCH_NAMES = (("the global batch", BATCH), ("micro_batch", MICRO), ("accumulation", STEPS))
 
 
 def _reason(difference: Difference) -> str:

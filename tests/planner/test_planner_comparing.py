@@ -111,3 +111,27 @@ def test_the_command_s_exit_code_is_the_verdict(tmp_path: Path) -> None:
     other = dsplan("diff", str(a), str(b), "--format", "json")
     assert (other.code, json.loads(other.out)["same_model"]) == (1, False)
     assert dsplan("diff", str(a), str(tmp_path / "none.json")).code == 2
+
+
+AUTO_MICRO = '{"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": %s}'
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "because"),
+    [
+        (AUTO_MICRO % 4, AUTO_MICRO % 8, "accumulation is 4 in A and 8 in B, and so the global batch differs"),
+        (
+            AUTO_MICRO % 4,
+            AUTO_MICRO % '"auto"',
+            "the global batch is not known on both sides (give --cluster, and --args for auto)",
+        ),
+        (
+            AUTO_MICRO % 4,
+            '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}',
+            "the global batch is not known on both sides (give --cluster, and --args for auto)",
+        ),
+    ],
+)
+def test_an_auto_that_nobody_filled_is_equal_to_itself_alone(tmp_path: Path, a: str, b: str, because: str) -> None:
+    assert compared(tmp_path, a, b).because == (because,)
+    assert compared(tmp_path, a, a).same_model
