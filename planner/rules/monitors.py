@@ -1,17 +1,26 @@
-"""DSP82x and DSP83x: monitors, and the log of collectives."""
+"""DSP82x and DSP83x: monitors, the log of collectives, and blocks that are off."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.precision import on
+from dsplan.planner.rules.reading import block
+from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, shape
 
 LOGGER = "/comms_logger"
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
 """What a monitor imports. Source: deepspeed/monitor/{tensorboard,wandb,comet}.py."""
+OFF_BY_DEFAULT = (
+    "/tensorboard", "/wandb", "/csv_monitor", "/comet", LOGGER, "/flops_profiler", "/autotuning",
+    "/hybrid_engine", "/expert_parallel", "/torch_autocast", "/data_efficiency/data_sampling/curriculum_learning",
+    "/data_efficiency/data_sampling/dynamic_batching", "/data_efficiency/data_routing/random_ltd",
+)  # fmt: skip
+"""Blocks that do nothing unless their own enabled is true."""
 OPERATIONS = (
     "broadcast", "broadcast_object_list", "all_gather", "all_gather_object", "reduce_scatter_tensor",
     "all_gather_into_tensor", "all_to_all_single", "all_to_all", "send", "recv", "isend", "irecv", "batch_isend_irecv",
@@ -19,6 +28,30 @@ OPERATIONS = (
     "all_reduce_coalesced",
 )  # fmt: skip
 """What can be logged. Source: deepspeed/comm/comm.py of 0.19.8, the functions under @timed_op."""
+
+
+@rule("DSP821", "block-not-enabled", severity=WARNING, keys=list(OFF_BY_DEFAULT))
+def block_not_enabled(document: Document) -> Iterator[Hit]:
+    """A block with settings should say whether it is enabled.
+
+    Why:    These blocks are off unless enabled is true, and DeepSpeed does not say that their settings go unused.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "csv_monitor": {"output_path": "logs"}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "csv_monitor": {"enabled": true, "output_path": "logs"}}
+    Fix:    none
+    Source: deepspeed/monitor/config.py; deepspeed/comm/config.py; deepspeed/profiling/config.py
+    """
+    for pointer in OFF_BY_DEFAULT:
+        settings = block(document, pointer)
+        known = (lookup(pointer) or {})["properties"]
+        idle = [name for name in settings if name in known]
+        if idle and len(idle) == len(settings) and "enabled" not in settings:
+            yield Hit(
+                pointer,
+                f"{title(pointer)} has {idle[0]}{f' and {len(idle) - 1} more' if len(idle) > 1 else ''} but no enabled, "
+                "so it is off",
+                remedy='add "enabled": true, or remove the block',
+                on_key=True,
+            )
 
 
 @rule("DSP822", "monitor-needs-package", severity=INFO, keys=[f"/{name}" for name in PACKAGES])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.optimizer import PARAMS, TYPE, names, optimizer_type, params
+from dsplan.planner.rules.precision import number_at
 from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.positions import Document, escape, shape
@@ -194,6 +195,44 @@ def amsgrad_refused(document: Document) -> Iterator[Hit]:
             remedy="set false" if optimizer_type(document) == "Lamb" else "set false, or set torch_adam",
             raises="step" if running_class(document) == "DeepSpeedCPUAdam" else None,
         )
+
+
+@rule("DSP614", "slow-offloaded-optimizer", severity=WARNING, keys=[TYPE, OFFLOAD])
+def slow_offloaded_optimizer(document: Document, zero_stage: int) -> Iterator[Hit]:
+    """An optimizer that is offloaded to the CPU should be Adam, AdamW, Adagrad or Lion, and not PyTorch's.
+
+    Why:    Only for those DeepSpeed has kernels for the CPU. The step of another is many times slower, and DeepSpeed checks
+            only optimizers that the script brings.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "torch_adam": true}}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    Fix:    none
+    Source: deepspeed/runtime/engine.py, _configure_basic_optimizer; deepspeed/ops/adam/cpu_adam.py
+    """
+    kind = optimizer_type(document)
+    if kind is None or zero_stage == 0 or not offloaded(document) or kind == "Muon":
+        return
+    if of_torch(document) or kind not in (*ADAMS, "Adagrad", "Lion"):
+        what = "torch_adam" if kind in ADAMS else f"optimizer {kind}"
+        yield Hit(
+            f"{PARAMS}/torch_adam" if kind in ADAMS else TYPE,
+            f"{what} has no kernel for the CPU: each step of the offloaded optimizer is slow",
+            remedy="remove it" if kind in ADAMS else "write AdamW, Adagrad or Lion",
+        )
+
+
+@rule("DSP615", "lamb-with-loss-scale", severity=ERROR, keys=[TYPE, "/fp16/loss_scale"], raises="init")
+def lamb_with_loss_scale(document: Document) -> Iterator[Hit]:
+    """Lamb needs dynamic loss scaling: fp16.loss_scale 0.
+
+    Why:    DeepSpeed asserts it when the engine starts, even where fp16 is off.
+    Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "Lamb", "params": {"lr": 0.001}}, "fp16": {"enabled": false, "loss_scale": 128}}
+    Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "Lamb", "params": {"lr": 0.001}}, "fp16": {"enabled": false, "loss_scale": 0}}
+    Fix:    none
+    Source: deepspeed/runtime/engine.py, _do_sanity_check
+    """
+    scale = number_at(document, "/fp16/loss_scale", 0.0)
+    if optimizer_type(document) == "Lamb" and scale:
+        yield Hit("/fp16/loss_scale", f"fp16.loss_scale is {scale:g}, but Lamb needs dynamic scaling", remedy="set 0")
 
 
 @rule("DSP616", "adamw-stays-adamw", severity=WARNING, keys=[f"{PARAMS}/adam_w_mode"])
