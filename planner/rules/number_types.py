@@ -205,11 +205,12 @@ def scale_below_its_floor(document: Document) -> Iterator[Hit]:
 def autocast_without_type(document: Document) -> Iterator[Hit]:
     """torch_autocast should name its dtype.
 
-    Why:    Without one, autocast takes the default of the device: fp16 on a GPU, without a loss scale unless fp16 is set.
+    Why:    Without one, autocast takes the default of the device, fp16 on a GPU, and at zero_stage 0 DeepSpeed makes a
+            gradient scaler only where the file says fp16.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "torch_autocast": {"enabled": true}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "torch_autocast": {"enabled": true, "dtype": "bf16"}}
     Fix:    none
-    Source: deepspeed/runtime/torch_autocast.py; torch/amp/autocast_mode.py, autocast.__init__
+    Source: deepspeed/runtime/engine.py, DeepSpeedEngine.__init__; torch/amp/autocast_mode.py, autocast.__init__
     """
     if document.at("/torch_autocast/enabled") is True and document.at("/torch_autocast/dtype") is None:
         yield Hit(

@@ -26,6 +26,10 @@ def bad_syntax(syntax: SyntaxProblem, reader: str) -> Iterator[Hit]:
     yield Hit("", syntax.message, span=syntax.span)
 
 
+MOST_UNKNOWN = 10_000
+"""Unknown keys of a file that are told one by one. Nobody reads more, and a text of 10 MB can hold 400,000."""
+
+
 @rule("DSP001", "unknown-key", severity=ERROR, keys=[])
 def unknown_key(document: Document, reader: str) -> Iterator[Hit]:
     """Every key must be one that DeepSpeed reads.
@@ -38,8 +42,17 @@ def unknown_key(document: Document, reader: str) -> Iterator[Hit]:
     Fix:    safe where a near key is meant that is not there yet.
     Source: deepspeed/runtime/config.py, _initialize_params (get without a check); deepspeed/runtime/config_utils.py, extra="forbid"
     """
-    for member in members(document):
-        if member.node is not None or passed_on(member) or misplaced(member):
+    unknown = [member for member in members(document) if member.node is None and not passed_on(member)]
+    for member in unknown[MOST_UNKNOWN:][:1]:
+        rest = len(unknown) - MOST_UNKNOWN
+        yield Hit(
+            member.pointer,
+            f"{rest} more unknown key{'s' if rest > 1 else ''} from here on",
+            severity=WARNING,
+            on_key=True,
+        )
+    for member in unknown[:MOST_UNKNOWN]:
+        if misplaced(member):
             continue
         block = title(member.block_pointer)
         inside = f" in {block}" if block else ""
@@ -119,9 +132,8 @@ def misplaced_key(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/runtime/config.py, _initialize_params; deepspeed/runtime/config_utils.py, extra="forbid"
     """
-    for member in members(document):
-        if member.node is not None or passed_on(member):
-            continue
+    unknown = [member for member in members(document) if member.node is None and not passed_on(member)]
+    for member in unknown[:MOST_UNKNOWN]:
         homes = misplaced(member)
         if not homes:
             continue

@@ -52,7 +52,8 @@ def division_by_zero(document: Document, zero_stage: int) -> Iterator[Hit]:
 def division_not_read(document: Document, zero_stage: int) -> Iterator[Hit]:
     """gradient_predivide_factor and prescale_gradients are not read at stage 1 with reduce_scatter, nor for a sum.
 
-    Why:    There each rank's share is reduced by itself and divided by the number of ranks afterwards. A sum is not divided.
+    Why:    There gradients are divided by the number of ranks before they are reduced, and by nothing else. A sum is not
+            divided at all.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "gradient_predivide_factor": 2.0, "zero_optimization": {"stage": 1}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "gradient_predivide_factor": 2.0, "zero_optimization": {"stage": 1, "reduce_scatter": false}}
     Fix:    none

@@ -90,3 +90,10 @@ def test_dropped_autos_are_told_with_what_holds_instead() -> None:
     found = lint_text('{"train_batch_size": 8, "zero_optimization": {"stage": "auto"}}', reader="deepspeed").findings
     (told,) = [finding for finding in found if finding.rule == "DSP007"]
     assert "takes 0: zero_stage is 0, and ZeRO is off" in told.message
+
+
+def test_unknown_keys_are_told_one_by_one_up_to_a_number_and_then_counted() -> None:
+    text = json.dumps({**BATCH, **{f"key{index}": 1 for index in range(10_003)}})
+    told = [finding for finding in lint_text(text, reader="deepspeed").findings if finding.rule == "DSP001"]
+    assert len(told) == 10_001
+    assert (told[-1].pointer, told[-1].message) == ("/key10000", "3 more unknown keys from here on")
