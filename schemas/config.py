@@ -316,7 +316,7 @@ class _Reader:
             return default
         if (low is not None and value < low) or (high is not None and value > high):
             between = f"{low:g} to {high:g}" if high is not None else f"at least {low:g}"
-            self.wrong(f"/{name}/{key}", f"is {value:g}, but must be {between}")
+            self.wrong(f"/{name}/{key}", f"is {_shape(value)}, but must be {between}")
             return default
         return value
 

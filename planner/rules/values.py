@@ -62,7 +62,7 @@ def _fault(member: Member, document: Document) -> Fault | None:
     taken = _taken(value, types, member)
     if taken is _REFUSED:
         return Fault("type", expected(node))
-    if isinstance(taken, (int, float)) and not isinstance(taken, bool) and not math.isfinite(taken):
+    if isinstance(taken, float) and not math.isfinite(taken):
         return Fault("range", "finite")
     if not _allowed(taken, node):
         return Fault("range", expected(node))
@@ -116,6 +116,8 @@ def expected(node: Node) -> str:
         own = [value for value in node["enum"] if value is not None and (value != AUTO or "x-auto" not in node)]
         words = [shape(value) if not isinstance(value, str) else value for value in own]
         text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+        if own == [AUTO]:  # "auto" is dropped, and whatever else there is refused
+            text = "absent"
     elif _block(node):
         names = node.get("properties", {})
         text = 'an object like {"enabled": true}' if "enabled" in names else "an object"
@@ -124,6 +126,8 @@ def expected(node: Node) -> str:
             _WORDS[name] for name in types if name not in ("null",) and not (name == "string" and _auto_only(node))
         ]
         text = " or ".join(words) + _bounds(node)
+        if node.get("minLength"):
+            text += " that is not empty"
         if _own_auto(node):
             text += ' or "auto"'
     return text + (" or null" if "null" in types and text != "null" else "")
@@ -257,7 +261,7 @@ def _allowed(value: Any, node: Node) -> bool:
             return value.lower() in [entry.lower() for entry in known if isinstance(entry, str)]
         return isinstance(value, (str, int, float, type(None))) and value in known
     if isinstance(value, str):
-        return len(value) >= node.get("minLength", 0)
+        return bool(len(value) >= node.get("minLength", 0))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return True
     return (

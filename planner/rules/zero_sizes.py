@@ -69,7 +69,7 @@ def bucket_beyond_gpu(document: Document, config: DsConfig, zero_stage: int, clu
         return
     kind = accumulation_type(document, config.precision) if zero_stage == 1 else config.precision
     copies = 2 if zero_stage < 3 and config.knobs.overlap_comm else 1
-    size = config.knobs.reduce_bucket_size
+    size = min(config.knobs.reduce_bucket_size, 10**18)  # more fits no GPU either, and can be too long to print
     taken = size * _BYTES.get(kind or config.precision, 4) * copies
     if taken > cluster.gpu.usable_bytes:
         twice = " in two copies" if copies == 2 else ""

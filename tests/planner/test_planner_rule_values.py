@@ -97,3 +97,9 @@ def test_unknown_keys_are_told_one_by_one_up_to_a_number_and_then_counted() -> N
     told = [finding for finding in lint_text(text, reader="deepspeed").findings if finding.rule == "DSP001"]
     assert len(told) == 10_001
     assert (told[-1].pointer, told[-1].message) == ("/key10000", "3 more unknown keys from here on")
+
+
+@pytest.mark.parametrize("key", ["stage", "reduce_bucket_size", "sub_group_size"])
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e308], ids=["huge", "low", "float"])
+def test_numbers_beyond_every_type_are_findings(key: str, value: float) -> None:
+    assert said({"zero_optimization": {"stage": 2, key: value}}, ranks="8xA100-40GB")
