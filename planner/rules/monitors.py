@@ -79,12 +79,12 @@ def secret_in_file(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/monitor/config.py, CometConfig; deepspeed/runtime/config.py, print_user_config
     """
-    if isinstance(document.at("/comet/api_key"), str) and document.at("/comet/api_key") not in ("", "auto"):
+    key = document.at("/comet/api_key")
+    if isinstance(key, str) and key not in ("", "auto") and "{" not in document.raw("/comet/api_key"):
         yield Hit(
             "/comet/api_key",
             "comet.api_key holds a secret, and DeepSpeed prints the file to its log",
             remedy="remove it, and set COMET_API_KEY",
-            on_key=True,
         )
 
 
