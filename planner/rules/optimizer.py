@@ -7,6 +7,7 @@ from typing import Any
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.near_names import nearest
+from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, escape, shape
@@ -156,9 +157,8 @@ def adam_is_adamw(document: Document) -> Iterator[Hit]:
     Source: deepspeed/runtime/engine.py, _configure_basic_optimizer
     """
     values = params(document)
-    decay = values.get("weight_decay", 0)
-    decays = isinstance(decay, (int, float)) and not isinstance(decay, bool) and decay > 0
-    if optimizer_type(document) == "Adam" and decays and "adam_w_mode" not in values:
+    decay = number(values.get("weight_decay", 0)) or 0
+    if optimizer_type(document) == "Adam" and decay > 0 and "adam_w_mode" not in values:
         yield Hit(
             TYPE,
             f"optimizer Adam with weight_decay {decay:g} is AdamW, since adam_w_mode is true by default",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.optimizer import names, params, unknown_arguments
+from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.config import DsConfig
 from dsplan.schemas.known_keys import lookup
@@ -113,8 +114,7 @@ def schedule_over_lr(document: Document) -> Iterator[Hit]:
     if kind not in ("WarmupLR", "WarmupDecayLR") or not isinstance(document.at(PARAMS), dict):
         return
     peak = document.at(f"{PARAMS}/warmup_max_lr", 0.001 if kind == "WarmupDecayLR" else None)
-    numbers = [value for value in (lr, peak) if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if len(numbers) == 2 and lr != peak:
+    if number(lr) is not None and number(peak) is not None and lr != peak:
         given = document.has(f"{PARAMS}/warmup_max_lr")
         yield Hit(
             f"{PARAMS}/warmup_max_lr" if given else "/optimizer/params/lr",
