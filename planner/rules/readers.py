@@ -9,6 +9,9 @@ from dsplan.planner.rules.mechanism import INFO, Hit, rule
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.positions import Document, SyntaxProblem
 
+MOST_NAMED = 100
+"""Placeholders that one message names."""
+
 
 @rule("DSP070", "open-placeholders", severity=INFO, keys=[])
 def open_placeholders(document: Document, open_values: Mapping[str, str]) -> Iterator[Hit]:
@@ -20,13 +23,14 @@ def open_placeholders(document: Document, open_values: Mapping[str, str]) -> Ite
     Fix:    none
     Source: github.com/a8m/envsubst; jinja.palletsprojects.com (the forms of placeholders that are known)
     """
-    names = list(open_values)
-    named = ", ".join(names[:6]) + (f" and {len(open_values) - 6} more" if len(open_values) > 6 else "")
-    one = len(open_values) == 1
+    named = [f"{name} (of {title(pointer) or 'the whole file'})" for name, pointer in open_values.items()]
+    first, one = next(iter(open_values)), len(named) == 1
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     yield Hit(
-        open_values[names[0]],
-        f"{named} {'is' if one else 'are'} not known here; what depends on {'it' if one else 'them'} is not linted",
-        remedy=f"--define {names[0]}=VALUE fills it",
+        open_values[first],
+        f"{', '.join(named[:MOST_NAMED])}{more} {'is' if one else 'are'} not known here; what depends on "
+        f"{'it' if one else 'them'} is not linted",
+        remedy=f"--define {first}=VALUE fills {'it' if one else 'one'}",
     )
 
 
