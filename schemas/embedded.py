@@ -15,6 +15,8 @@ from dsplan.schemas.json_parser import MAX_DEPTH
 from dsplan.schemas.positions import Document, Duplicate, SyntaxProblem, escape, shape
 from dsplan.schemas.problem import Problem
 
+MOST_CHARACTERS = {"YAML": 200_000, "Python": 500_000}
+"""What their parsers read within a second. Longer files hold data, not settings."""
 MOST_NODES = 200_000
 """Members of a YAML file once its aliases are written out: more than any configuration has, soon counted."""
 
@@ -23,8 +25,9 @@ def yaml_document(text: str, pointer: str, name: str) -> Document:
     """The mapping at the pointer. SyntaxProblem where the text is no YAML, Problem where nothing stands there."""
     import yaml
 
+    _check_length(text, "YAML", name)
     document = Document(text, "yaml")
-    loader = yaml.SafeLoader(text)
+    loader = _yaml_loader(text, document, yaml)
     try:
         node = loader.get_single_node()
         _YamlReader(loader, document, yaml).read(node)
@@ -40,6 +43,26 @@ def yaml_document(text: str, pointer: str, name: str) -> Document:
     finally:
         loader.dispose()
     return at_pointer(document, pointer, name)
+
+
+def _yaml_loader(text: str, document: Document, yaml: Any) -> Any:
+    try:
+        return yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:  # control characters
+        at = min(error.position, len(text))
+        raise SyntaxProblem(
+            f"this is no YAML: it may not hold the character {text[at : at + 1]!r}",
+            document.lines.span(at, min(at + 1, len(text))),
+        ) from None
+
+
+def _check_length(text: str, language: str, name: str) -> None:
+    most = MOST_CHARACTERS[language]
+    if len(text) > most:
+        raise Problem(
+            f"{name}: has {len(text)} characters, more than the {most} that are read as {language}; "
+            "put the configuration into a file of its own"
+        )
 
 
 def at_pointer(document: Document, pointer: str, name: str) -> Document:
@@ -115,6 +138,7 @@ def python_documents(text: str, target: str, name: str) -> list[tuple[str, Docum
 
     target: NAME or NAME:LINE. SyntaxProblem where the text is no Python, Problem where the name is given no dict literal.
     """
+    _check_length(text, "Python", name)
     document = Document(text, "python")
     try:
         with warnings.catch_warnings():

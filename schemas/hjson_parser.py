@@ -9,9 +9,10 @@ from dsplan.schemas.json_parser import ESCAPES, PYTHON_WORDS, WORD, WORDS, Parse
 from dsplan.schemas.positions import BOM, Dialect, Document, SyntaxProblem, shape
 
 _HJSON_SPACE = " \t\n\r"
+_HJSON_SKIPPED = re.compile(r"[ \t\n\r]+|(?:#|//)[^\r\n]*")
 _HJSON_NUMBER = re.compile(r"[\t ]*(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?[\t ]*")
 _HJSON_TEXT = re.compile(r"[^'\"\\\x00-\x1f]*")
-_HJSON_STOP = re.compile(r"[\r\n,}\]#]|//|/\*|$(?![\s\S])")
+_HJSON_WORD = re.compile(r"[^\r\n,}\]#/]*(?:/(?![/*])[^\r\n,}\]#/]*)*")
 _HJSON_LINE_END = re.compile(r"[\r\n]|$(?![\s\S])")
 _INDENT = re.compile(r"[ \t\r]*")
 
@@ -44,7 +45,7 @@ class HjsonParser(Parser):
                 raise
             except SyntaxProblem as error:  # no object without its braces: one value, perhaps
                 self.doc = Document(self.text, "hjson")
-                self.depth = 0
+                self.depth = self.values = 0
                 try:
                     value, end = self.value(at, "")
                 except SyntaxProblem:
@@ -60,11 +61,10 @@ class HjsonParser(Parser):
     def skip(self, at: int) -> int:
         text, size = self.text, len(self.text)
         while at < size:
-            if text[at] in _HJSON_SPACE:
-                at += 1
-            elif text[at] == "#" or text.startswith("//", at):
-                while at < size and text[at] not in "\r\n":
-                    at += 1
+            if text[at] in _HJSON_SPACE or text[at] == "#" or text.startswith("//", at):
+                skipped = _HJSON_SKIPPED.match(text, at)
+                assert skipped
+                at = skipped.end()
             elif text.startswith("/*", at):
                 end = text.find("*/", at + 2)
                 if end < 0:
@@ -94,6 +94,7 @@ class HjsonParser(Parser):
         return self.wrong(what, at)
 
     def value(self, at: int, pointer: str) -> tuple[Any, int]:
+        self.count(at)
         char = self.text[at : at + 1]
         value: Any
         if char == "":
@@ -211,9 +212,9 @@ class HjsonParser(Parser):
         text = self.text
         if text[at] in "{}[],:":
             raise self.wrong(f"a value is expected, but here is {self.found(at)}", at)
-        first = _HJSON_STOP.search(text, at)
+        first = _HJSON_WORD.match(text, at)
         assert first
-        stop = first.start()
+        stop = first.end()
         word = text[at:stop].strip()
         if word in ("null", "true", "false") and text[at] == word[0]:
             return WORDS[word], stop

@@ -9,6 +9,8 @@ from dsplan.schemas.positions import BOM, Dialect, Document, Duplicate, SyntaxPr
 
 MAX_DEPTH = 100
 """Levels of nesting. Far more than any configuration has, far fewer than Python's stack."""
+MAX_VALUES = 10_000
+"""Values in one text. Configurations have some hundred; more would take lint seconds."""
 
 WORDS = {
     "null": None,
@@ -30,6 +32,7 @@ class Parser:
         self.text = text
         self.doc = Document(text, dialect)
         self.depth = 0
+        self.values = 0
 
     def wrong(self, message: str, start: int, end: int | None = None) -> SyntaxProblem:
         start = min(start, len(self.text))
@@ -41,6 +44,11 @@ class Parser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.wrong(f"nested more than {MAX_DEPTH} levels deep", at)
+
+    def count(self, at: int) -> None:
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise self.wrong(f"more than {MAX_VALUES} values; this is no configuration", at)
 
     def member(self, into: dict[str, Any], pointer: str, key: str, key_at: tuple[int, int]) -> str:
         """Notes the key; returns the pointer of its value."""
@@ -100,6 +108,7 @@ class JsonParser(Parser):
         return match.end()
 
     def value(self, at: int, pointer: str) -> tuple[Any, int]:
+        self.count(at)
         value, end = self._value(at, pointer)
         self.doc.values_at[pointer] = (at, end)
         return value, end

@@ -22,8 +22,14 @@ _NOT_OPEN = {"NULL", "TRUE", "FALSE", "NONE", "NAN", "INF", "INFINITY", "AUTO", 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
+MOST_CHARACTERS = 1_000_000
+"""Of a template: more was written by a program, and would take seconds."""
+
+
 def is_template(text: str) -> bool:
     """The text may hold placeholders: quick, and never wrong with no."""
+    if len(text) > MOST_CHARACTERS:
+        return False
     return "${" in text or "{{" in text or "{%" in text or _BARE.search(text) is not None
 
 
