@@ -12,7 +12,7 @@ from dsplan.planner import project as projects
 from dsplan.planner import suppressing
 from dsplan.planner.open_values import define, fillings, open_names
 from dsplan.planner.reading import Reading, read
-from dsplan.planner.releasing import released
+from dsplan.planner.releasing import NEWEST, released
 from dsplan.planner.rules import RULES, Hit, Rule, holding, run
 from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.models import ModelFacts
@@ -246,6 +246,7 @@ def _lint_source(source: Source, setting: Setting) -> FileFindings:
         file=source.name,
         read_as=reading.read_as,
         text=source.text,
+        release=setting.release or NEWEST,
         findings=told,
         skipped_rules=tuple(skipped),
         placeholders=placeholders,

@@ -10,7 +10,7 @@ from dsplan.schemas.finding import SEVERITIES, FileFindings, Finding
 from dsplan.schemas.positions import Lines
 
 _COLORS = {"error": "31", "warning": "33", "info": "36"}
-_READERS = {"deepspeed": "DeepSpeed 0.19.8", "trainer": "HF Trainer", "accelerate": "Accelerate"}
+_READERS = {"trainer": "HF Trainer", "accelerate": "Accelerate"}
 _WIDTH = 100
 """Characters of a source line that are shown; more is cut around the place."""
 
@@ -78,12 +78,17 @@ def _colored(text: str, code: str, color: bool) -> str:
 def summary(files: Sequence[FileFindings]) -> str:
     counts = Counter(finding.severity for file in files for finding in file.findings)
     said = [_plural(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
-    readers = Counter(file.read_as for file in files)
+    readers = Counter(_reader(file) for file in files)
     if len(readers) == 1:
-        read = f"read as {_READERS[next(iter(readers))]} reads {'it' if len(files) == 1 else 'them'}"
+        read = f"read as {next(iter(readers))} reads {'it' if len(files) == 1 else 'them'}"
     else:
-        read = "read as by " + ", ".join(f"{_READERS[reader]} ({count})" for reader, count in readers.items())
+        read = "read as by " + ", ".join(f"{reader} ({count})" for reader, count in readers.items())
     return f"{', '.join(said) or 'no findings'} in {_plural(len(files), 'file')}, {read}{_skipped(files)}"
+
+
+def _reader(file: FileFindings) -> str:
+    """DeepSpeed by its release."""
+    return f"DeepSpeed {file.release}" if file.read_as == "deepspeed" else _READERS[file.read_as]
 
 
 def _skipped(files: Sequence[FileFindings]) -> str:

@@ -74,6 +74,8 @@ class FileFindings:
     file: str
     read_as: Reader
     text: str
+    release: str = "0.19.8"
+    """Of DeepSpeed: the one that is meant to read the file."""
     findings: tuple[Finding, ...]
     skipped_rules: tuple[SkippedRule, ...] = ()
     placeholders: tuple[str, ...] = ()

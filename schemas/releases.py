@@ -100,6 +100,8 @@ def schema_at(release: str) -> Node:
             continue
         if "default" in changes:
             _set_default(node, holds(changes["default"], release, next(iter(changes["default"].values()))))
+        if "values" in changes:
+            _only(node, holds(changes["values"], release), holds(changes["values"], NEWEST, []))
         if "unknown" in changes:
             node["x-unknown"] = holds(changes["unknown"], release, node.get("x-unknown"))
         block.setdefault("properties", {})[name] = node
@@ -132,9 +134,13 @@ def _node(schema: Node, pointer: str) -> Node | None:
 def _with_status(node: Node | None, changes: Mapping[str, str], release: str) -> Node | None:
     """The node as that release has the key; None where it still is no key."""
     status, newest = holds(changes, release), holds(changes, NEWEST)
+    later = [first for first in changes if order(first) > order(release)]
+    comes = next((first for first in later if changes[first] == "read"), None)
+    if status not in ("read", None) and comes:
+        kept = {key: value for key, value in (node or {}).items() if key != "x-removed"}
+        return {"description": "A key of later releases.", **kept, "x-later": comes}
     if status in (newest, None):
         return node
-    later = [first for first in changes if order(first) > order(release)]
     if status == "read":
         kept = {key: value for key, value in (node or {}).items() if key not in ("x-removed", "x-unread", "x-use")}
         description = str(kept.get("description", "A key of earlier releases.")).removeprefix("Removed: ")
@@ -143,12 +149,19 @@ def _with_status(node: Node | None, changes: Mapping[str, str], release: str) ->
             "description": description,
             "x-gone": next(first for first in later if changes[first] != "read"),
         }
-    if newest == "read":
-        return {**(node or {}), "x-later": next(first for first in later if changes[first] == "read")}
     if node is None or status == "refused":
         return node
     idle = {key: value for key, value in node.items() if key not in ("x-removed", "x-use")}
     return {**idle, "x-unread": True, "x-gone": next(first for first in later if changes[first] == "refused")}
+
+
+def _only(node: Node, taken: list[Any] | None, newest: list[Any]) -> None:
+    """Takes out of the node's values those that the release does not take, and the newest does."""
+    lost = [value for value in newest if value not in taken] if taken is not None else []
+    if "enum" in node:
+        node["enum"] = [value for value in node["enum"] if value not in lost]
+    if None in lost and isinstance(node.get("type"), list):
+        node["type"] = [kind for kind in node["type"] if kind != "null"]
 
 
 def _set_default(node: Node, value: Any) -> None:

@@ -64,6 +64,25 @@ def lint(
         FailOn | None,
         typer.Option("--fail-on", help="The severity from which the exit code is 1.", show_default="error"),
     ] = None,
+    deepspeed_version: Annotated[
+        str | None,
+        typer.Option(
+            "--deepspeed-version",
+            metavar="X.Y.Z",
+            help="The DeepSpeed that will read the file, as 0.14.5 or 0.14.x. Default: the installed one, else 0.19.8.",
+        ),
+    ] = None,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="Which releases of DeepSpeed take each file, and why the others do not.")
+    ] = False,
+    before: Annotated[
+        str | None,
+        typer.Option("--from", metavar="X.Y.Z", help="What changes on an upgrade from this DeepSpeed (see --to)."),
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--to", metavar="X.Y.Z", help="The DeepSpeed that is upgraded to; with --from."),
+    ] = None,
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever is found.")] = False,
     format: Annotated[LintFormat, typer.Option("--format")] = LintFormat.text,
 ) -> None:
@@ -82,6 +101,21 @@ def lint(
         "ignore": ids_of(ignore),
         "defines": defines_of(define),
     }
+    if versions:
+        if deepspeed_version or before or after or fix or unsafe_fixes or diff:
+            raise Problem(
+                "--versions asks all releases, and changes nothing; leave the other options of a release or a fix out"
+            )
+        raise typer.Exit(_versions(files or ["."], how, format) or CLEAN)
+    if after and not before:
+        raise Problem(
+            "--to goes with --from, as in --from 0.14.5 --to 0.19.8; --deepspeed-version names a release alone"
+        )
+    if after and deepspeed_version:
+        raise Problem("--to and --deepspeed-version say the same; give one of them")
+    how |= {"release": after or deepspeed_version, "before": before}
+    for version_told in dict.fromkeys(filter(None, (before, after or deepspeed_version))):
+        _note_nearest(version_told)
     found = linting.lint(files or ["."], **how)
     if diff:
         typer.echo(fixing.diff_of(found, linting.linter(**how), unsafe=unsafe_fixes), nl=False)
@@ -99,6 +133,27 @@ def lint(
     if not diff:
         _tell(found, format, statistics)
     raise typer.Exit(FOUND if not exit_zero and projects.fails(found, fail_on and fail_on.value) else CLEAN)
+
+
+def _versions(files: Sequence[str], how: dict[str, Any], format: LintFormat) -> int:
+    """Prints which releases take each file. FOUND where a file is taken by none."""
+    from dsplan.planner.accepting import acceptances
+    from dsplan.reports import versions_table
+
+    if format not in (LintFormat.text, LintFormat.json):
+        raise Problem(f"--versions goes with --format text or json, not {format.value}")
+    told = acceptances(files, **how)
+    typer.echo(versions_table.as_json(told) if format is LintFormat.json else versions_table.text(told))
+    return FOUND if any(not any(each.accepts for each in file.verdicts) for file in told) else CLEAN
+
+
+def _note_nearest(told: str) -> None:
+    """Where a release stands in for the one that is named."""
+    from dsplan.schemas.releases import nearest
+
+    release = nearest(told)
+    if release != told.strip():
+        note(f"DeepSpeed {told} is taken as {release}, the nearest release below it that was asked")
 
 
 def _written(found: Sequence[FileFindings], path: str | None) -> str:

@@ -98,6 +98,7 @@ def ratio_below_stage_3(document: Document, zero_stage: int) -> Iterator[Hit]:
     """offload_optimizer.ratio below 1 needs zero_stage 3.
 
     Why:    DeepSpeed refuses it at start-up, even where device is none.
+    Since:  0.15.4
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}}
     Fix:    none

@@ -116,6 +116,7 @@ def loss_scale_floor(document: Document) -> Iterator[Hit]:
     """With dynamic loss scaling, min_loss_scale and loss_scale_window must be at least 1.
 
     Why:    DeepSpeed refuses the fp16 block at start-up.
+    Since:  0.19.3
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "fp16": {"enabled": true, "min_loss_scale": 0}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "fp16": {"enabled": true, "min_loss_scale": 1}}
     Fix:    none

@@ -123,16 +123,15 @@ def value_changed_by_upgrade(document: Document, upgrade: Upgrade) -> Iterator[H
         if status_at(pointer, upgrade.after) not in ("read", None) or not _in_use(document, block):
             continue
         before, after = default_at(pointer, upgrade.before), default_at(pointer, upgrade.after)
-        if before == after or not _unsaid(document, pointer):
+        if before == after or not _unsaid(document, pointer) or not _reached(document, pointer):
             continue
         name = title(pointer)
         came = "" if status_at(pointer, upgrade.before) in ("read", None) else " (which has no such key)"
         yield Hit(
-            pointer if document.has(pointer) else block,
+            pointer,
             f"{name} is not set: it is {json.dumps(before)} in DeepSpeed {upgrade.before}{came} and {json.dumps(after)} in "
             f"{upgrade.after}",
             remedy=f'write "{steps(pointer)[-1]}": {json.dumps(before)} to keep the old value',
-            on_key=not document.has(pointer),
             fix=None if before is None else inserted(document, pointer, before),
         )
 
@@ -207,6 +206,22 @@ def _in_use(document: Document, block: str) -> bool:
     return _in_use(document, block.rpartition("/")[0])
 
 
+STAGES = {
+    "/bf16/check_grad_overflow": (1, 2),
+    "/bf16/immediate_grad_update": (0, 1),
+    "/zero_optimization/offload_optimizer/pin_memory": (1, 2, 3),
+    "/zero_optimization/offload_param/pin_memory": (3,),
+}
+"""ZeRO stages at which the value reaches anything. Source: deepspeed/runtime/engine.py, _configure_zero_optimizer, _configure_bf16_optimizer."""
+
+
+def _reached(document: Document, pointer: str) -> bool:
+    """The value has an effect at the file's zero_stage, as far as that is known."""
+    stage = document.at("/zero_optimization/stage", 0)
+    stages = STAGES.get(pointer.replace("/bfloat16/", "/bf16/"), ())
+    return not stages or stage in stages or stage not in (0, 1, 2, 3)
+
+
 def _unsaid(document: Document, pointer: str) -> bool:
     """Neither the key nor another name of it says the value; "auto" says none where the block drops it."""
     block, _, _ = pointer.rpartition("/")
@@ -252,16 +267,13 @@ RELEASE_RULES = ("DSP050", "DSP051", "DSP052", "DSP053", "DSP054", "DSP055")
 def told_once(document: Document, findings: Sequence[Finding]) -> list[Finding]:
     """Without what other rules say of a key that this release does not read, or that the upgrade rules speak of."""
     closed = {member.pointer for member in members(document) if "x-later" in (member.node or {})}
-    spoken = {
-        finding.pointer
-        for finding in findings
-        if finding.rule in ("DSP052", "DSP053", "DSP055")
-        or (finding.rule == "DSP054" and document.has(finding.pointer))
-    }
+    spoken = {finding.pointer for finding in findings if finding.rule in ("DSP052", "DSP053", "DSP054", "DSP055")}
 
     def again(finding: Finding) -> bool:
         if finding.rule in RELEASE_RULES:
             return False
+        if finding.rule == "DSP202":  # it speaks of the same default
+            return "/gradient_clipping" in spoken
         if finding.rule in ("DSP001", "DSP002", "DSP005", "DSP010") and finding.pointer in spoken:
             return True
         return any(finding.pointer == at or finding.pointer.startswith(f"{at}/") for at in closed)

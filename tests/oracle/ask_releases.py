@@ -202,6 +202,11 @@ def worker(asked_of: dict[str, Any]) -> dict[str, Any]:
         elif pointer not in keys and not strict.get(block):
             read = name in words and (not block or keys.get(block, {}).get("status") in ("read", "source"))
             keys[pointer] = {"status": "source" if read else "ignored"}
+    values = {
+        pointer: [value for value in own if parse(at(pointer, value)) is None]
+        for pointer, own in asked_of["values"].items()
+        if keys.get(pointer, {}).get("status") == "read"
+    }
     from deepspeed.runtime.lr_schedules import VALID_LR_SCHEDULES, WarmupLR
     from torch import nn, optim
 
@@ -220,6 +225,7 @@ def worker(asked_of: dict[str, Any]) -> dict[str, Any]:
         "deepspeed": deepspeed.__version__,
         "keys": keys,
         "strict": strict,
+        "values": {pointer: taken for pointer, taken in values.items()},
         "optimizers": sorted(plain(runtime_config.DEEPSPEED_OPTIMIZERS)),
         "schedules": sorted(VALID_LR_SCHEDULES),
         "warmup_zero": warmup_zero,
@@ -288,6 +294,7 @@ def questions() -> dict[str, Any]:
     schema = json.loads((ROOT / "schemas/ds_config.schema.json").read_text("utf-8"))
     keys: dict[str, list[Any]] = {}
     blocks: dict[str, dict[str, Any]] = {}
+    values: dict[str, list[Any]] = {}  # of a key with an enum, and null where the schema takes it
 
     def named(reference: str) -> dict[str, Any]:
         node = schema
@@ -306,13 +313,17 @@ def questions() -> dict[str, Any]:
             own = [value for value in member.get("enum", ()) if value not in ("auto", None)]
             if member.get("default") is not None:
                 own.insert(0, member["default"])
+            listed = [value for value in member.get("enum", ()) if value not in ("auto", None)]
+            nothing = [None] if "null" in types else []
+            if listed or nothing:
+                values[f"{pointer}/{name}"] = listed + nothing
             own += [SAMPLES[kind] for kind in types] or list(SAMPLES.values())
             blocks.setdefault(pointer, {})[name] = own[0]
             keys[f"{pointer}/{name}"] = [*own, False, None, {}, {"enabled": False}, {"enabled": True}]
             visit(member, f"{pointer}/{name}")
 
     visit(schema, "")
-    return {"keys": keys, "blocks": blocks}
+    return {"keys": keys, "blocks": blocks, "values": values}
 
 
 def ask(release: str, folder: Path) -> dict[str, Any]:
@@ -403,6 +414,9 @@ def merged(answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "status": changes(status),
             "default": changes(defaults),
             "unknown": changes(unknown),
+            "values": changes(
+                {release: answer["values"][pointer] for release, answer in told.items() if pointer in answer["values"]}
+            ),
         }
         kept = {name: points for name, points in changed.items() if len(points) > 1}
         if kept:
