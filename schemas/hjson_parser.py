@@ -10,6 +10,7 @@ from dsplan.schemas.positions import BOM, Dialect, Document, SyntaxProblem, shap
 
 _HJSON_SPACE = " \t\n\r"
 _HJSON_SKIPPED = re.compile(r"[ \t\n\r]+|(?:#|//)[^\r\n]*")
+_HJSON_KEY = re.compile(r"[^:{}\[\], \t\n\r]*")
 _HJSON_NUMBER = re.compile(r"[\t ]*(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?[\t ]*")
 _HJSON_TEXT = re.compile(r"[^'\"\\\x00-\x1f]*")
 _HJSON_WORD = re.compile(r"[^\r\n,}\]#/]*(?:/(?![/*])[^\r\n,}\]#/]*)*")
@@ -243,7 +244,9 @@ class HjsonParser(Parser):
         text = self.text
         if text[at : at + 1] in ("'", '"'):
             return self.string(at)
-        end, space = at, -1
+        plain = _HJSON_KEY.match(text, at)
+        assert plain
+        end, space = plain.end(), -1
         while True:
             char = text[end : end + 1]
             if char == "":
