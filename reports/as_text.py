@@ -92,12 +92,15 @@ def _reader(file: FileFindings) -> str:
 
 
 def _skipped(files: Sequence[FileFindings]) -> str:
-    needs: dict[str, set[str]] = {}
-    for file in files:
-        for skipped in file.skipped_rules:
-            needs.setdefault(skipped.needs, set()).add(skipped.rule)
-    parts = [f"{_plural(len(rules), 'rule')} skipped: pass {need}" for need, rules in needs.items()]
-    return f" ({'; '.join(parts)})" if parts else ""
+    skipped = {rule.rule: rule.needs for file in files for rule in file.skipped_rules}
+    if not skipped:
+        return ""
+    needs = dict.fromkeys(
+        need
+        for text in skipped.values()
+        for need in (text.split() if all(word.startswith("--") for word in text.split()) else [text])
+    )
+    return f" ({_plural(len(skipped), 'rule')} skipped: pass {', '.join(needs)})"
 
 
 def _plural(count: int, word: str) -> str:

@@ -293,6 +293,7 @@ def test_lint_json_has_the_contracts_fields(tmp_path: Path) -> None:
     (error,) = [finding for finding in file["findings"] if finding["severity"] == "error"]
     assert set(error) == {
         *("rule", "name", "severity", "pointer", "line", "column", "end_line", "end_column", "message", "about", "fix"),
+        "raises",
     }
     assert (error["pointer"], error["line"], error["column"], error["end_column"]) == ("/zero_optimisation", 3, 3, 22)
     assert all(set(skipped) == {"rule", "needs"} for skipped in file["skipped_rules"])
@@ -322,7 +323,8 @@ def test_lint_with_a_model_says_what_does_not_fit(tmp_path: Path) -> None:
     assert (done.code, finding["rule"], finding["severity"]) == (1, "DSP901", "error")
     config.write_text('{"train_micro_batch_size_per_gpu": 5, "gradient_clipping": 1.0}')
     assert dsplan("lint", str(config), "--model", str(model), "--cluster", "1xT4").code == 0
-    refused(dsplan("lint", str(config), "--model", str(model)), "--cluster")
+    (file,) = json.loads(dsplan("lint", str(config), "--model", str(model), "--format", "json").out)["files"]
+    assert {"rule": "DSP901", "needs": "--cluster with a kind of GPU, as 8xA100-80GB"} in file["skipped_rules"]
     refused(dsplan("lint", str(config), "--model", "none.py", "--cluster", "1xT4"), "none.py")
 
 

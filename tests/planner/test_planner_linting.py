@@ -73,13 +73,11 @@ def test_the_reader_is_whoever_fills_auto(text: str, reader: str) -> None:
 
 
 def test_rules_that_lack_an_input_are_counted_with_what_they_need() -> None:
-    assert {skipped.needs for skipped in lint_text("{train_batch_size: 8}").skipped_rules} == {
-        "--cluster",
-        "--model",
-    }
-    assert {
-        skipped.needs for skipped in lint_text("{train_batch_size: 8}", cluster=parse_cluster("8")).skipped_rules
-    } == {"--model"}
+    alone, on_eight = (lint_text("{train_batch_size: 8}", cluster=gpus) for gpus in (None, parse_cluster("8")))
+    assert {skipped.needs for skipped in alone.skipped_rules} == {"--args", "--args --cluster", "--cluster", "--model"}
+    assert {skipped.needs for skipped in on_eight.skipped_rules} == {"--args", "--model"}
+    needs = {skipped.rule: skipped.needs for skipped in alone.skipped_rules}
+    assert (needs["DSP102"], needs["DSP034"], needs["DSP901"]) == ("--cluster", "--args --cluster", "--model")
 
 
 def test_select_and_ignore_take_ids_names_and_beginnings() -> None:
