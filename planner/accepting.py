@@ -30,5 +30,5 @@ def acceptances(paths: Sequence[str], **options: Any) -> list[Acceptance]:
 def _verdict(release: str, found: FileFindings) -> Verdict:
     errors = [finding for finding in found.findings if finding.severity == "error"]
     raising = [finding for finding in errors if finding.raises is not None]
-    first = (raising or errors or [None])[0]
+    first = next(iter(raising or errors), None)
     return Verdict(release=release, accepts=not raising, errors=len(errors), first=first)

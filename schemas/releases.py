@@ -179,6 +179,10 @@ def default_at(pointer: str, release: str) -> Any:
 
 
 def status_at(pointer: str, release: str) -> str | None:
-    """read, ignored or refused; None where the key is the same in all releases."""
+    """read, ignored or refused; None where the key is the same in all releases. A key counts as its block does, where that is not read."""
+    block = pointer.rpartition("/")[0]
+    around = status_at(block, release) if block else None
+    if around not in ("read", None):
+        return around
     changes = changes_of(pointer).get("status")
     return holds(changes, release, next(iter(changes.values()))) if changes else None
