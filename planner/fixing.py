@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsplan.planner.sources import STDIN
-from dsplan.schemas.finding import Edit, FileFindings, Finding
+from dsplan.schemas.finding import FileFindings, Finding
 from dsplan.schemas.problem import Problem
 
 Again = Callable[[str, str], FileFindings]
 """Lints (text, name) once more: `linting.linter` makes one."""
+Key = tuple[str, str]
+"""Rule and pointer: what makes two findings the same."""
 MOST_PASSES = 20
 """Fixes that touch each other take a pass each; no file was seen to need more than three."""
 
@@ -27,36 +30,39 @@ class Fixed:
 
 def fix_text(found: FileFindings, *, unsafe: bool = False) -> str:
     """The file's text with the fixes of one pass applied. Fixes that touch each other wait for the next."""
-    return _apply(found.text, _fixable(found, unsafe, ()))
+    return _apply(found.text, _apart([finding for finding in found.findings if _may_be_fixed(finding, unsafe)]))
 
 
 def fix_all(found: FileFindings, again: Again, *, unsafe: bool = False) -> Fixed:
     """The text once no fix is left that may be applied. It has no finding that the first text had not."""
     before = _keys(found)
+    wanted = [finding for finding in found.findings if _may_be_fixed(finding, unsafe)]
+    first = {_key(finding) for finding in wanted}
     held_back: list[Finding] = []
 
-    def to_the_end(chosen: list[Finding]) -> tuple[FileFindings, int]:
+    def to_the_end(chosen: set[Key]) -> tuple[FileFindings, int]:
         """The text with the chosen fixes, and with those that they bring about, pass by pass."""
         now, count = found, 0
         for _ in range(MOST_PASSES):
-            if not chosen:
+            left_out = first - chosen
+            fixes = _apart([one for one in now.findings if _may_be_fixed(one, unsafe) and _key(one) not in left_out])
+            if not fixes:
                 break
-            now, count = again(_apply(now.text, chosen), now.file), count + len(chosen)
-            chosen = _fixable(now, unsafe, held_back)
+            now, count = again(_apply(now.text, fixes), now.file), count + len(fixes)
         return now, count
 
-    def sieve(candidates: list[Finding], taken: list[Finding]) -> list[Finding]:
+    def sieve(candidates: list[Finding], taken: set[Key]) -> set[Key]:
         """taken, and those of the candidates that bring no new finding beside them."""
-        if _keys(to_the_end(taken + candidates)[0]) <= before:
-            return taken + candidates
+        more = taken | {_key(finding) for finding in candidates}
+        if _keys(to_the_end(more)[0]) <= before:
+            return more
         if len(candidates) == 1:
             held_back.extend(candidates)
             return taken
         half = len(candidates) // 2
         return sieve(candidates[half:], sieve(candidates[:half], taken))
 
-    candidates = _fixable(found, unsafe, ())
-    now, count = to_the_end(sieve(candidates, []) if candidates else [])
+    now, count = to_the_end(sieve(wanted, set()) if wanted else set())
     return Fixed(now.text, count, tuple(held_back))
 
 
@@ -75,7 +81,8 @@ def diff_of(files: Sequence[FileFindings], again: Again, *, unsafe: bool = False
 
 def write_fixes(files: Sequence[FileFindings], again: Again, *, unsafe: bool = False) -> Fixed:
     """Applies the fixes to the files. How many, and what was held back; `text` is empty."""
-    count, held_back = 0, []
+    count = 0
+    held_back: list[Finding] = []
     for found in files:
         if found.file == STDIN:
             raise Problem("--fix rewrites files, and - is stdin; use --diff, or name the file")
@@ -91,22 +98,35 @@ def write_fixes(files: Sequence[FileFindings], again: Again, *, unsafe: bool = F
     return Fixed("", count, tuple(held_back))
 
 
-def _keys(found: FileFindings) -> set[tuple[str, str]]:
-    return {(finding.rule, finding.pointer) for finding in found.findings}
+def _key(finding: Finding) -> Key:
+    return finding.rule, finding.pointer
 
 
-def _fixable(found: FileFindings, unsafe: bool, held_back: Sequence[Finding]) -> list[Finding]:
-    """Findings with a fix to apply now: not held back before, and touching none that is chosen already."""
-    refused = {(finding.rule, finding.pointer) for finding in held_back}
+def _keys(found: FileFindings) -> set[Key]:
+    return {_key(finding) for finding in found.findings}
+
+
+def _may_be_fixed(finding: Finding, unsafe: bool) -> bool:
+    return finding.fix is not None and (finding.fix.safe or unsafe)
+
+
+def _apart(findings: Sequence[Finding]) -> list[Finding]:
+    """Those whose edits touch none of the ones before: the others wait for the next pass."""
     chosen: list[Finding] = []
-    taken: list[Edit] = []
-    for finding in found.findings:
-        if finding.fix is None or not (finding.fix.safe or unsafe) or (finding.rule, finding.pointer) in refused:
-            continue
-        if all(edit.end <= other.start or other.end <= edit.start for edit in finding.fix.edits for other in taken):
+    taken: list[tuple[int, int]] = []  # sorted
+    for finding in findings:
+        spans = [(edit.start, edit.end) for edit in (finding.fix.edits if finding.fix else ())]
+        if all(_free(taken, *span) for span in spans):
             chosen.append(finding)
-            taken += finding.fix.edits
+            for span in spans:
+                insort(taken, span)
     return chosen
+
+
+def _free(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    """No span of the sorted ones, which touch each other nowhere, reaches into start..end."""
+    at = bisect_left(taken, (start, start))
+    return (at == 0 or taken[at - 1][1] <= start) and (at == len(taken) or end <= taken[at][0])
 
 
 def _apply(text: str, findings: Sequence[Finding]) -> str:

@@ -18,7 +18,7 @@ FILLINGS = 12
 """Tries: each value of the longest list of candidates at least once, and pairs of them mixed."""
 _ABSENT = object()
 _NUMBERS = (1, 2, 8, 0.5, 16, 1e-3, 4096, 1_000_000_000, 0, 1e12)
-_UNKNOWN = (1, "x", True, 0.5, {}, [], _ABSENT)
+_UNKNOWN: tuple[Any, ...] = (1, "x", True, 0.5, {}, [], _ABSENT)
 """For a place of which the schema knows nothing."""
 
 

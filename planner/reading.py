@@ -95,7 +95,7 @@ def _drop_open_keys(document: Document) -> None:
             block.pop(name, None)
         for table in (document.keys_at, document.values_at, document.open):
             for inner in [inner for inner in table if inner == pointer or inner.startswith(f"{pointer}/")]:
-                del table[inner]  # type: ignore[attr-defined]
+                del table[inner]
 
 
 def _note_texts(document: Document) -> None:

@@ -134,8 +134,10 @@ class Document:
         """What stands at the pointer as a document of its own, over the same text. KeyError where nothing does."""
         inner = Document(self.text, self.dialect)
         inner.value, inner.values_at[""] = self.at(pointer), self.values_at[pointer]
-        for mine, theirs in ((inner.values_at, self.values_at), (inner.keys_at, self.keys_at), (inner.open, self.open)):
-            mine.update({at[len(pointer) :]: there for at, there in theirs.items() if at.startswith(f"{pointer}/")})  # type: ignore[attr-defined]
+        inside, size = f"{pointer}/", len(pointer)
+        inner.values_at.update({at[size:]: span for at, span in self.values_at.items() if at.startswith(inside)})
+        inner.keys_at.update({at[size:]: span for at, span in self.keys_at.items() if at.startswith(inside)})
+        inner.open.update({at[size:]: text for at, text in self.open.items() if at.startswith(inside)})
         inner.duplicates = [
             Duplicate(duplicate.pointer[len(pointer) :], duplicate.first, duplicate.again)
             for duplicate in self.duplicates

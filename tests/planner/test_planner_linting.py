@@ -256,6 +256,16 @@ def test_fixes_that_wait_for_each_other_are_all_applied_at_once(tmp_path: Path) 
     assert fix_all(lint_text(wanted), linter()) == Fixed(wanted, 0, ())
 
 
+def test_a_fix_that_would_bring_a_finding_is_held_back_alone() -> None:
+    """The block's name mended, DeepSpeed would read its stage 7 and refuse it."""
+    text = '{"train_batch_size": 8, "zero_optimisation": {"stage": 7}, "gradient_cliping": 1.0, "steps_per_prints": 5}'
+    fixed = fix_all(lint_text(text), linter())
+    assert fixed.text == text.replace("gradient_cliping", "gradient_clipping").replace("_prints", "_print")
+    assert [finding.pointer for finding in fixed.held_back] == ["/zero_optimisation"]
+    before = {(finding.rule, finding.pointer) for finding in lint_text(text).findings}
+    assert {(finding.rule, finding.pointer) for finding in lint_text(fixed.text).findings} < before
+
+
 def test_a_folder_holds_back_no_broken_configuration(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"zero_optimization": {"stage": 2}', "utf-8")
     (tmp_path / "other.json").write_text("{broken", "utf-8")
