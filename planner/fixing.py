@@ -17,6 +17,8 @@ Key = tuple[str, str]
 """Rule and pointer: what makes two findings the same."""
 MOST_PASSES = 20
 """Fixes that touch each other take a pass each; no file was seen to need more than three."""
+MOST_LOOKED_AT = 20_000
+"""Findings that are gone through again in search of the fixes to hold back: seconds; then all that are left are held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,23 @@ def fix_text(found: FileFindings, *, unsafe: bool = False) -> str:
 
 def fix_all(found: FileFindings, again: Again, *, unsafe: bool = False) -> Fixed:
     """The text once no fix is left that may be applied. It has no finding that the first text had not."""
+    fixed = _fix_together(found, again, unsafe)
+    count, newly = fixed.count, fixed.count
+    for _ in range(MOST_PASSES):
+        if not newly or not fixed.held_back:
+            break
+        fixed = _fix_together(again(fixed.text, found.file), again, unsafe)  # what was held back may be welcome now
+        count, newly = count + fixed.count, fixed.count
+    return Fixed(fixed.text, count, fixed.held_back)
+
+
+def _fix_together(found: FileFindings, again: Again, unsafe: bool) -> Fixed:
+    """The largest part of the fixes that bring no finding beside each other, applied to the end."""
     before = _keys(found)
     wanted = [finding for finding in found.findings if _may_be_fixed(finding, unsafe)]
     first = {_key(finding) for finding in wanted}
     held_back: list[Finding] = []
+    looked_at = 0
 
     def to_the_end(chosen: set[Key]) -> tuple[FileFindings, int]:
         """The text with the chosen fixes, and with those that they bring about, pass by pass."""
@@ -53,10 +68,12 @@ def fix_all(found: FileFindings, again: Again, *, unsafe: bool = False) -> Fixed
 
     def sieve(candidates: list[Finding], taken: set[Key]) -> set[Key]:
         """taken, and those of the candidates that bring no new finding beside them."""
+        nonlocal looked_at
         more = taken | {_key(finding) for finding in candidates}
-        if _keys(to_the_end(more)[0]) <= before:
+        if looked_at <= MOST_LOOKED_AT and _keys(to_the_end(more)[0]) <= before:
             return more
-        if len(candidates) == 1:
+        looked_at += len(before)
+        if len(candidates) == 1 or looked_at > MOST_LOOKED_AT:
             held_back.extend(candidates)
             return taken
         half = len(candidates) // 2
