@@ -196,6 +196,7 @@ def within(setting: Setting, project: projects.Project | None) -> Setting:
         return setting
     try:
         rules = chosen_rules(setting.select or project.select, setting.ignore or project.ignore)
+        _check_known(pattern for patterns in project.per_file_ignores.values() for pattern in patterns)
         named = project.deepspeed_version if not setting.asked else None
         release = released(named)[0] if named else setting.release
     except Problem as problem:
@@ -218,7 +219,7 @@ def lint_source(source: Source, setting: Setting) -> FileFindings:
 
 
 def _lint_source(source: Source, setting: Setting) -> FileFindings:
-    """Where values are open, the findings that stand whatever the values are."""
+    """Of a template, what any of its branches brings."""
     reading = read(source, setting.reader, setting.companion.kind if setting.companion else None)
     document = reading.document
     findings: list[Finding]
@@ -227,13 +228,15 @@ def _lint_source(source: Source, setting: Setting) -> FileFindings:
     if document is None:
         findings, skipped = _findings(reading, None, setting, {})
     else:
-        placeholders, spans = tuple(open_names(document)), [document.values_at[at] for at in document.open]
-        document = define(document, setting.defines)
-        open_values = open_names(document)
-        tries = [_findings(reading, tried, setting, open_values) for tried in fillings(document)]
-        common = set.intersection(*(set(found) for found, _ in tries))
-        findings = [finding for finding in tries[0][0] if finding in common]
-        skipped = tries[0][1]
+        documents = [document, *reading.others]
+        placeholders = tuple(dict.fromkeys(name for one in documents for name in open_names(one)))
+        spans = [one.values_at[at] for one in documents for at in one.open]
+        documents = [define(one, setting.defines) for one in documents]
+        open_values = _all_open(documents)
+        first = next((one for one in documents if one.open), document)
+        told_of = [_standing(reading, one, setting, open_values if one is first else {}) for one in documents]
+        document, skipped = documents[0], told_of[0][1]
+        findings = [finding for found, _ in told_of for finding in found]
         findings += _idle_suppressions(document, reading.read_as, setting, findings, skipped)
         if source.embedded is not None:  # edits are written for a configuration's own file
             spans = [(0, len(source.text))]
@@ -244,14 +247,33 @@ def _lint_source(source: Source, setting: Setting) -> FileFindings:
     told, suppressed = suppressing.sifted(tuple(dict.fromkeys(findings)), patterns)
     return FileFindings(
         file=source.name,
+        part=source.name.removeprefix(source.path),
         read_as=reading.read_as,
         text=source.text,
         release=setting.release or NEWEST,
         findings=told,
         skipped_rules=tuple(skipped),
         placeholders=placeholders,
+        asked=frozenset(rule.id for rule in holding(setting.rules, setting.release)),
         suppressed=suppressed,
     )
+
+
+def _all_open(documents: Sequence[Document]) -> dict[str, str]:
+    """The open names of all documents, those of the first document that has any first."""
+    names: dict[str, str] = {}
+    for document in documents:
+        names = {**names, **{name: at for name, at in open_names(document).items() if name not in names}}
+    return names
+
+
+def _standing(
+    reading: Reading, document: Document, setting: Setting, open_values: Mapping[str, str]
+) -> tuple[list[Finding], list[SkippedRule]]:
+    """The findings that stand whatever the document's open values are."""
+    tries = [_findings(reading, tried, setting, open_values) for tried in fillings(document)]
+    common = set.intersection(*(set(found) for found, _ in tries))
+    return [finding for finding in tries[0][0] if finding in common], tries[0][1]
 
 
 def _without_fix_over(spans: Sequence[tuple[int, int]], finding: Finding) -> Finding:
@@ -285,6 +307,8 @@ def _findings(
             context["elsewhere"] = reading.elsewhere
         if reading.guessed:
             context["guessed"] = True
+        if reading.broken is not None:
+            context["broken_branch"] = reading.broken
         if setting.project is not None and setting.project.policies:
             context["policies"] = setting.project.policies
         if open_values:
@@ -336,13 +360,11 @@ def _idle_suppressions(
 def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
     """The rules that --select and --ignore leave. An id, a name, or a beginning such as DSP1 or DSP10."""
     wanted, unwanted = list(select), list(ignore)
+    _check_known(wanted + unwanted)
 
     def matches(rule: Rule, pattern: str) -> bool:
         return suppressing.meant(pattern, rule.id, rule.name)
 
-    for pattern in wanted + unwanted:
-        if not pattern or not any(matches(rule, pattern) for rule in RULES.values()):
-            raise Problem(f"{pattern!r} is no rule; dsplan rules lists them")
     chosen = [
         rule
         for rule in RULES.values()
@@ -352,6 +374,13 @@ def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
     if not chosen:
         raise Problem("--select and --ignore leave no rule; take one of them back")
     return chosen
+
+
+def _check_known(patterns: Iterable[str]) -> None:
+    """Problem where one is of no rule."""
+    for pattern in dict.fromkeys(patterns):
+        if not any(suppressing.meant(pattern, rule.id, rule.name) for rule in RULES.values()):
+            raise Problem(f"{pattern!r} is no rule; dsplan rules lists them")
 
 
 def _meaning(document: Document, reader: Reader, filled: Mapping[str, Any]) -> dict[str, Any]:

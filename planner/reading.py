@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from dsplan.planner.rules.known_keys import members
 from dsplan.planner.sources import Source
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.finding import READERS, Reader
+from dsplan.schemas.jinja import has_blocks, renderings
 from dsplan.schemas.jsonfile import read_document
 from dsplan.schemas.positions import BOM, Dialect, Document, Lines, SyntaxProblem
 from dsplan.schemas.templates import MARK, holes, is_template, masked
@@ -17,12 +19,14 @@ from dsplan.schemas.templates import MARK, holes, is_template, masked
 class Reading:
     """document is None where the text cannot be read: syntax says why.
 
-    guessed: nobody named the reader. elsewhere: why the readers of strict JSON could not read what DeepSpeed can.
+    others: what a template's other branches make of it. broken: why one of them cannot be read. guessed: nobody named the reader. elsewhere: why the readers of strict JSON could not read what DeepSpeed can.
     """
 
     read_as: Reader
     document: Document | None
     syntax: SyntaxProblem | None = None
+    others: tuple[Document, ...] = ()
+    broken: SyntaxProblem | None = None
     guessed: bool = False
     elsewhere: SyntaxProblem | None = None
 
@@ -54,23 +58,40 @@ def _read(text: str, reader: Reader) -> Reading:
     dialect: Dialect = "hjson" if reader == "deepspeed" else "json"
     if not is_template(text):
         return _parsed(text, dialect, reader)
-    hidden, written = masked(text)
+    tried = [_rendered(rendering, text, dialect, reader) for rendering in renderings(text)]
+    readable = [reading for reading in tried if reading.document is not None]
+    if readable:
+        broken = next((_told(one.syntax) for one in tried if one.syntax is not None), None)
+        others = tuple(one.document for one in readable[1:] if one.document is not None)
+        return replace(readable[0], others=others, broken=broken)
+    plain = _parsed(text, dialect, reader)
+    if plain.document is not None or not has_blocks(text):
+        return plain
+    syntax = tried[0].syntax
+    assert syntax is not None
+    said = (
+        f"{_told(syntax).message} once the template's {{% %}} are taken out; render it first, and lint what comes of it"
+    )
+    return Reading(reader, None, SyntaxProblem(said, syntax.span))
+
+
+def _told(syntax: SyntaxProblem) -> SyntaxProblem:
+    """Without the MARKs that stand for placeholders."""
+    return SyntaxProblem(re.sub(f'"?{MARK}+(\\.\\.\\.)?"?', "a placeholder", syntax.message), syntax.span)
+
+
+def _rendered(rendering: str, text: str, dialect: Dialect, reader: Reader) -> Reading:
+    """One rendering of the text, its placeholders noted as open values."""
+    hidden, written = masked(rendering)
     reading = _parsed(hidden, dialect, reader)
     document = reading.document
-    if document is None:
-        syntax = reading.syntax
-        assert syntax is not None
-        plain = _parsed(text, dialect, reader)
-        if plain.document is not None or "{%" not in text:
-            return plain
-        said = f"{syntax.message} once the template's {{% %}} are taken out; render it first, and lint what comes of it"
-        return Reading(reader, None, SyntaxProblem(said, syntax.span))
-    document.text = document.lines.text = text
-    for pointer, (start, _) in document.values_at.items():
-        if start in written:
-            document.open[pointer] = written[start]
-    _drop_open_keys(document)
-    _note_texts(document)
+    if document is not None:
+        document.text = document.lines.text = text
+        for pointer, (start, _) in document.values_at.items():
+            if start in written:
+                document.open[pointer] = written[start]
+        _drop_open_keys(document)
+        _note_texts(document)
     return reading
 
 
@@ -100,7 +121,7 @@ def _drop_open_keys(document: Document) -> None:
 
 def _note_texts(document: Document) -> None:
     """Quoted texts with a placeholder in them are open too."""
-    if "${" in document.text or "{{" in document.text:
+    if "$" in document.text or "{{" in document.text:
         for pointer, value in document.walk():
             if isinstance(value, str) and holes(value):
                 document.open.setdefault(pointer, value)

@@ -1,7 +1,7 @@
 """Templates: a text with placeholders, read as if each were a value that nobody knows yet.
 
-Three kinds, as envsubst, Jinja and sed fill them: ${X}, {{ x }} and a bare upper-case word. Jinja's {% blocks %} and
-{# comments #} count as if they were not there: every branch is read.
+Three kinds, as envsubst, Jinja and sed fill them: ${X} or $X, {{ x }} and a bare upper-case word. Jinja's blocks are taken
+out before (jinja.py).
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dsplan.schemas.jinja import blank, has_blocks
+
 MARK = "\ue000"
 """A character of the private use area: no configuration holds it."""
-_HOLE = r"\$\{[^{}\n]*\}|\{\{.*?\}\}"
+_HOLE = r"\$\{[^{}\n]*\}|\$[A-Z_][A-Z0-9_]*|\{\{.*?\}\}"
 _HOLES = re.compile(_HOLE, re.DOTALL)
-_BLOCK = re.compile(r"\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 _WORD = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|[A-Z][A-Z0-9]+"
 _BARE = re.compile(rf"[:,\[]\s*(?:{_WORD})\s*(?:[,}}\]\r\n]|\Z)")
 _NOT_OPEN = {"NULL", "TRUE", "FALSE", "NONE", "NAN", "INF", "INFINITY", "AUTO", "ON", "OFF", "YES", "NO"}
 """Upper-case words that mean a value, wrongly written."""
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_NAME = re.compile(r"[-\s]*(?P<name>[A-Za-z_][\w.]*)\s*(?:\|.*|[-\s]*)\Z", re.DOTALL)
+_SEPARATOR = re.compile(r"""\{\{-?\s*(["']),\s*\1""")
+"""An expression that writes a comma, as people end the entries of a loop."""
 
 
 MOST_CHARACTERS = 1_000_000
@@ -30,18 +33,18 @@ def is_template(text: str) -> bool:
     """The text may hold placeholders: quick, and never wrong with no."""
     if len(text) > MOST_CHARACTERS:
         return False
-    return "${" in text or "{{" in text or "{%" in text or _BARE.search(text) is not None
+    return "$" in text or "{{" in text or has_blocks(text) or _BARE.search(text) is not None
 
 
 def masked(text: str) -> tuple[str, dict[int, str]]:
     """The text, as long as before, with quoted MARKs for each placeholder outside quotes; and where each began, as written."""
-    if "{%" in text or "{#" in text:
-        text = _BLOCK.sub(lambda match: _blank(match[0]), text)
     written: dict[int, str] = {}
     chars = list(text)
     for start, end, is_member in _outside_quotes(text):
-        if is_member:  # which members these are is not known
-            chars[start:end] = _blank(text[start:end])
+        if _SEPARATOR.match(text, start):
+            chars[start:end] = blank(text[start:end])
+        elif is_member:  # which members these are is not known
+            chars[start:end] = blank(text[start:end])
             chars[_comma_beside(text, chars, start, end)] = " "
         else:
             written[start] = text[start:end]
@@ -51,14 +54,18 @@ def masked(text: str) -> tuple[str, dict[int, str]]:
 
 def holes(text: str) -> list[str]:
     """The placeholders in a text, as they are written."""
-    return [match[0] for match in _HOLES.finditer(text)] if "${" in text or "{{" in text else []
+    return [match[0] for match in _HOLES.finditer(text)] if "$" in text or "{{" in text else []
 
 
 def hole_name(hole: str) -> str:
-    """What --define calls it: X of ${X}, ${X:-8}, {{ X }}, {{ X | int }} and of X itself."""
-    inside = hole[2:-1] if hole.startswith("${") else hole[2:-2] if hole.startswith("{{") else hole
-    found = _NAME.search(inside.removeprefix("oc.env:"))
-    return found[0] if found else inside.strip()
+    """What --define calls it: X of ${X}, $X, ${X:-8}, {{ X }}, {{ X | int }} and of X itself; else the whole expression."""
+    if hole.startswith("${"):
+        return re.split(r":[-=?+]", hole[2:-1].removeprefix("oc.env:"), maxsplit=1)[0].strip()
+    if hole.startswith("{{"):
+        inside = hole[2:-2]
+        found = _NAME.match(inside)
+        return found["name"] if found else " ".join(inside.strip("-").split())
+    return hole.removeprefix("$")
 
 
 def filled(written: str, defines: Mapping[str, str]) -> Any:
@@ -126,11 +133,7 @@ def _comma_beside(text: str, chars: list[str], start: int, end: int) -> int:
     return before if before >= 0 and chars[before] == "," else start
 
 
-def _blank(text: str) -> str:
-    return "".join(char if char in "\r\n" else " " for char in text)
-
-
 def _quoted(text: str) -> str:
     """A JSON text as long as this one; the rest of a placeholder over several lines is blank."""
     first, line_end, rest = text.partition("\n")
-    return '"' + MARK * (len(first) - 2) + '"' + line_end + _blank(rest)
+    return '"' + MARK * (len(first) - 2) + '"' + line_end + blank(rest)

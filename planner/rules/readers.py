@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsplan.planner.rules.known_keys import members, title
-from dsplan.planner.rules.mechanism import INFO, Hit, rule
+from dsplan.planner.rules.mechanism import INFO, WARNING, Hit, rule
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.positions import Document, SyntaxProblem
 
@@ -31,6 +31,24 @@ def open_placeholders(document: Document, open_values: Mapping[str, str]) -> Ite
         f"{', '.join(named[:MOST_NAMED])}{more} {'is' if one else 'are'} not known here; what depends on "
         f"{'it' if one else 'them'} is not linted",
         remedy=f"--define {first}=VALUE fills {'it' if one else 'one'}",
+    )
+
+
+@rule("DSP071", "broken-branch", severity=WARNING, keys=[])
+def broken_branch(document: Document, broken_branch: SyntaxProblem) -> Iterator[Hit]:
+    """A template should be readable whichever branch of its {% if %} is taken.
+
+    Why:    Lint takes each branch once, all conditions true and then all false. What it cannot read then, the reader cannot
+            either, unless the conditions are never so together. The branches that can be read are linted.
+    Bad:    {"train_batch_size": 8{% if clip %}, "gradient_clipping": 1.0}{% endif %}
+    Good:   {"train_batch_size": 8, {% if clip %}"gradient_clipping": 1.0{% else %}"gradient_clipping": 2.0{% endif %}}
+    Fix:    none
+    Source: jinja.palletsprojects.com, template designer documentation
+    """
+    yield Hit(
+        "",
+        f"with other branches of its {{% if %}} the template cannot be read ({broken_branch.message})",
+        span=broken_branch.span,
     )
 
 

@@ -1,5 +1,8 @@
 """What lint can be pointed at, and what of a template it tells."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,15 +103,40 @@ def test_the_trainers_autos_are_seen_round_placeholders() -> None:
 
 
 def test_every_branch_of_a_template_is_read() -> None:
-    text = '{{% if x %}"zero_optimisation": {"stage": 2},{% endif %} "train_batch_size": 8, "gradient_clipping": 1.0}'
-    assert "DSP001" in rules_of(text)
+    text = '{{% if x %}"zero_optimisation": {"stage": 2},{% else %}"bf17": {},{% endif %} "train_batch_size": 8, "gradient_clipping": 1.0}'
+    assert [(f.rule, f.pointer) for f in lint_text(text).findings] == [
+        ("DSP001", "/zero_optimisation"),
+        ("DSP001", "/bf17"),
+    ]
 
 
-def test_a_block_that_breaks_the_structure_has_a_place() -> None:
-    found = lint_text('{% if x %}\n{"train_batch_size": 8\n{% else %}\n{"train_batch_size": 4}\n{% endif %}')
-    [finding] = found.findings
-    assert finding.rule == "DSP000" and finding.span.line >= 2
-    assert "render it first" in finding.message
+def test_branches_that_exclude_each_other_are_not_read_together() -> None:
+    text = """{"train_batch_size": 8, "gradient_clipping": 1.0,
+      {% if bf16 %}"bf16": {"enabled": true}{% else %}"fp16": {"enabled": true}{% endif %},
+      {% if not bf16 %}"communication_data_type": "fp16",{% endif %}
+      {% if zero3 %}"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}
+      {% elif zero2 %}"zero_optimization": {"stage": 2}
+      {% else %}"zero_optimization": {"stage": {{ stage }}}{% endif %}}"""
+    assert rules_of(text) == ["DSP070"]
+
+
+def test_a_loop_is_read_as_of_one_entry() -> None:
+    text = """{"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "Adam", "params": {"betas":
+      [{% for b in betas %}{{ b }}{% if not loop.last %}, {% endif %}{% endfor %}], "lr": 0.1, "adam_w_mode": true}}}"""
+    assert "DSP000" not in rules_of(text) and "DSP071" not in rules_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('{% if x %}\n{"train_batch_size": 8\n{% else %}\n{"train_batch_size": 4\n{% endif %}', 3),
+        ('{"train_batch_size": {% if x %}\n[{% else %}{{% endif %} }', 2),
+    ],
+)
+def test_blocks_that_break_the_structure_have_a_place(text: str, line: int) -> None:
+    [finding] = lint_text(text).findings
+    assert finding.rule == "DSP000" and finding.span.line >= line
+    assert "render it first" in finding.message and "\ue000" not in finding.message
 
 
 def test_a_fix_never_writes_over_a_placeholder() -> None:
@@ -140,3 +168,44 @@ def test_the_reader_is_told_and_what_another_would_refuse_is_info() -> None:
     assert auto.read_as == "trainer"
     assert ("DSP081", "info", "deepspeed") in [(f.rule, f.severity, f.about) for f in auto.findings]
     assert "DSP081" not in rules_of('{"train_batch_size": "auto", "gradient_clipping": 1.0}', reader="trainer")
+
+
+def test_a_file_that_is_named_in_two_ways_is_linted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text(CLEAN)
+    assert [source.name for source in sources(["ds.json", "./ds.json", str(tmp_path / "ds.json"), "."])] == ["ds.json"]
+
+
+@pytest.mark.parametrize("name", ["a.json#b.json", "x.yaml#/y", "c.py#d"])
+def test_a_file_with_a_hash_in_its_name_is_reported_by_its_whole_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name.rpartition("/")[0]).mkdir(exist_ok=True)
+    (tmp_path / name).write_text(CLEAN)
+    (found,) = lint([str(tmp_path / name)])
+    assert (found.path, found.part) == (str(tmp_path / name), "")
+
+
+def test_an_empty_path_is_not_the_folder_here() -> None:
+    done = dsplan("lint", "")
+    assert (done.code, done.out) == (2, "") and "a path is empty" in done.err
+
+
+def test_a_notebook_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "n.ipynb").write_text('{"cells": []}')
+    for part in ("", "#ds_config"):
+        done = dsplan("lint", f"{tmp_path / 'n.ipynb'}{part}")
+        assert done.code == 2 and "save it as .py" in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="only where there is a file without an end")
+def test_a_file_without_an_end_is_one_line() -> None:
+    with pytest.raises(Problem, match="holds more than 100 MB"):
+        lint(["/dev/zero"])
+
+
+def test_output_that_cannot_hold_a_character_escapes_it(tmp_path: Path) -> None:
+    (tmp_path / "ä.json").write_text('{"train_batch_size": 8, "gradient_clipping": 1.0, "ö": 1}')
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "dsplan.planner.cli", "lint", "ä.json"]
+    done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b'\\xe4.json:1:51: warning: unknown key "\\xf6"' in done.stdout

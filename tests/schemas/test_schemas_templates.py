@@ -23,8 +23,9 @@ def shown(text: str) -> str:
         # members that come whole take a comma with them
         ('{"a": 1, {{ more }}}', '{"a": 1            }'),
         ('{ {{ more }}, "a": 1}', '{             "a": 1}'),
-        ('{% if x %}{"a": 1}{% endif %}', '          {"a": 1}           '),
-        ('{"a": 1{# why #}}', '{"a": 1         }'),
+        # a comma that an expression writes
+        ('[{{ b }} {{ "," if x }}]', '["~~~~~"               ]'),
+        ('{"a": $BATCH}', '{"a": "~~~~"}'),
         # what is quoted, commented or means a value is left
         ('{"a": "${X}"}', '{"a": "${X}"}'),
         ('{"a": 1 # ${X}\n}', '{"a": 1 # ${X}\n}'),
@@ -57,6 +58,10 @@ def test_a_masked_template_is_json() -> None:
         ("{{ x | int }}", "x"),
         ("{{ train.batch }}", "train.batch"),
         ("BATCH", "BATCH"),
+        ("$BATCH", "BATCH"),
+        ("{{- x -}}", "x"),
+        ("{{ 1.0 if clip else 0.0 }}", "1.0 if clip else 0.0"),
+        ("{{ cfg['bucket'] }}", "cfg['bucket']"),
     ],
 )
 def test_what_define_calls_a_placeholder(hole: str, name: str) -> None:
