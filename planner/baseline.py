@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,21 +46,21 @@ def compared(files: Sequence[FileFindings], path: str) -> Compared:
             else:
                 new.append(finding)
         told.append(replace(file, findings=tuple(new)))
-    looked_at = {_name(file, path): {skipped.rule for skipped in file.skipped_rules} for file in files}
-    gone = [key for key, count in left.items() if count > 0 and key[0] in looked_at and key[1] not in looked_at[key[0]]]
+    judged = _judged(files, path)
+    gone = [key for key, count in left.items() if count > 0 and judged(key)]
     known = sum(held.values()) - sum(left.values())
     return Compared(told, known, gone)
 
 
 def write(files: Sequence[FileFindings], path: str) -> int:
-    """Writes all findings down, and how many there are. What the old baseline says of other configurations stays.
+    """Writes all findings down, and how many there are. What the old baseline says of other configurations and rules stays.
 
     Problem where the file cannot be written, or holds something else than a baseline.
     """
     before = read(path) if os.path.exists(path) else Counter[Key]()
-    names = {_name(file, path) for file in files}
+    judged = _judged(files, path)
     found = Counter(_key(file, finding, path) for file in files for finding in file.findings)
-    kept = {key: count for key, count in before.items() if key[0] not in names}
+    kept = {key: count for key, count in before.items() if not judged(key)}
     entries = [
         {"file": name, "rule": rule, "pointer": pointer, "count": count}
         for (name, rule, pointer), count in sorted({**kept, **found}.items())
@@ -70,6 +70,18 @@ def write(files: Sequence[FileFindings], path: str) -> int:
     except OSError as error:
         raise Problem(f"{path}: cannot be written ({error.strerror or error})") from error
     return sum(found.values())
+
+
+def _judged(files: Sequence[FileFindings], path: str) -> Callable[[Key], bool]:
+    """Whether an entry's configuration was linted, and by its rule."""
+    by_name = {_name(file, path): file for file in files}
+
+    def judged(key: Key) -> bool:
+        file = by_name.get(key[0])
+        ran = file is not None and (file.asked is None or key[1] in file.asked)
+        return ran and file is not None and all(key[1] != skipped.rule for skipped in file.skipped_rules)
+
+    return judged
 
 
 def read(path: str) -> Counter[Key]:
@@ -116,13 +128,12 @@ def _name(file: FileFindings, path: str) -> str:
     """The configuration as seen from the baseline's folder, so that it is the same wherever lint is called."""
     if file.file == "-":
         return file.file
-    part = file.file.removeprefix(file.path)
     folder = os.path.dirname(os.path.abspath(path))
     try:
         near = os.path.relpath(os.path.abspath(file.path), folder)
     except ValueError:  # another drive
         near = os.path.abspath(file.path)
-    return Path(near).as_posix() + part
+    return Path(near).as_posix() + file.lasting_part
 
 
 def _reason(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,9 @@ def _read_by_typer(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point: every Problem becomes one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or file in another encoding than UTF-8
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = quick_lint(sys.argv[1:])
         sys.exit(_read_by_typer(sys.argv[1:]) if code is None else code)

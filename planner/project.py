@@ -58,9 +58,19 @@ def glob_matches(glob: str, path: str) -> bool:
     """A glob with a slash is matched against the whole path, one without against the file's name. ** spans folders."""
     if "/" not in glob:
         path = path.rpartition("/")[2]
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", glob.removeprefix("./"))
-    meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.fullmatch("".join(meaning.get(part, re.escape(part)) for part in parts), path, re.S) is not None
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^]/][^]/]*\])", glob.removeprefix("./"))
+    try:
+        return re.fullmatch("".join(map(_meaning, parts)), path, re.S) is not None
+    except re.error:  # a range the wrong way round, as [z-a]
+        return False
+
+
+def _meaning(part: str) -> str:
+    """A part of a glob as a pattern."""
+    if part[:1] == "[" and part[-1:] == "]":
+        inside = part[1:-1].replace("\\", r"\\")
+        return f"[^{inside[1:]}]" if inside.startswith("!") else "[" + inside.replace("^", r"\^") + "]"
+    return {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
 
 
 def finder() -> Callable[[str], Project | None]:
@@ -141,8 +151,10 @@ def _known(table: Any, where: str, keys: Mapping[str, Any]) -> None:
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise Problem(f'{where} is {shape(value)}, but must be a list of rule ids, for example ["DSP202"]')
+    wrong = [entry for entry in value if not isinstance(entry, str)] if isinstance(value, list) else [value]
+    if wrong:
+        verb = "holds" if isinstance(value, list) else "is"
+        raise Problem(f'{where} {verb} {shape(wrong[0])}, but must be a list of rule ids, for example ["DSP202"]')
     return tuple(value)
 
 
@@ -268,7 +280,7 @@ def idle_ignores(
         findings = tuple(
             _idle(project, glob, pattern)
             for glob, patterns in project.per_file_ignores.items()
-            if whole or ("/" in glob and not {"*", "?"} & set(glob))
+            if whole or ("/" in glob and not {"*", "?", "["} & set(glob))
             for pattern in patterns
             if _in_vain(pattern, [file for file in files if glob in project.globs_of(file.path)], rules)
         )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsplan.schemas.jsonfile import decode, read_document, read_text
+from dsplan.schemas.jsonfile import decode, read_document, read_text, read_whole
 from dsplan.schemas.known_keys import schema
 from dsplan.schemas.positions import Document, SyntaxProblem
 from dsplan.schemas.problem import Problem
 
 STDIN = "-"
 _SKIPPED_FOLDERS = {"node_modules", "__pycache__", "build", "dist"}
-_YAML, _PYTHON = (".yaml", ".yml"), (".py", ".ipynb")
+_YAML, _PYTHON = (".yaml", ".yml"), (".py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,21 @@ def sources(paths: Sequence[str]) -> Iterator[Source]:
     seen: set[str] = set()
     for path in paths:
         for source in _of(path):
-            if source.name not in seen:
-                seen.add(source.name)
+            where = (
+                source.name if source.path == STDIN else os.path.abspath(source.path) + source.name[len(source.path) :]
+            )
+            if where not in seen:
+                seen.add(where)
                 yield source
 
 
 def _of(path: str) -> Iterator[Source]:
     if path == STDIN:
-        yield Source(STDIN, decode(sys.stdin.buffer.read(), "standard input"), STDIN)
+        yield Source(STDIN, decode(read_whole(sys.stdin.buffer, "standard input"), "standard input"), STDIN)
+    elif not path:
+        raise Problem("a path is empty; leave it out to lint the folder here, or write .")
+    elif path.partition("#")[0].endswith(".ipynb"):
+        raise Problem(f"{path}: notebooks are not read; save it as .py (jupyter nbconvert --to script), and lint that")
     elif _exists(path):
         if Path(path).is_dir():
             below = list(_configs_below(Path(path)))

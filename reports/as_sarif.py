@@ -31,7 +31,7 @@ def findings(files: Sequence[FileFindings], rules: Sequence[RuleLike] = (), vers
         "columnKind": "unicodeCodePoints",
         "newlineSequences": ["\r\n", "\n", "\r"],
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": list(_skipped(files))}],
-        "results": [result for file in files for result in _results(file, index_of)],
+        "results": list(_results(files, index_of)),
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
@@ -55,22 +55,26 @@ def _skipped(files: Sequence[FileFindings]) -> Iterator[dict[str, Any]]:
         yield {"level": "note", "associatedRule": {"id": rule}, "message": {"text": f"{rule} skipped: it needs {need}"}}
 
 
-def _results(file: FileFindings, index_of: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    lines, seen = Lines(file.text), Counter[tuple[str, str]]()
-    for finding in file.findings:
-        result: dict[str, Any] = {
-            "ruleId": finding.rule,
-            "level": _LEVELS[finding.severity],
-            "message": {"text": finding.message + (f"; {finding.remedy}" if finding.remedy else "")},
-            "locations": [{"physicalLocation": {"artifactLocation": _artifact(file), "region": _region(finding.span)}}],
-            "partialFingerprints": {"rulePointer/v1": fingerprint(finding, seen)},
-            "properties": {"pointer": finding.pointer, "about": finding.about},
-        }
-        if finding.rule in index_of:
-            result["ruleIndex"] = index_of[finding.rule]
-        if finding.fix is not None:
-            result["fixes"] = [_fix(file, finding, lines)]
-        yield result
+def _results(files: Sequence[FileFindings], index_of: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    counts: dict[str, Counter[tuple[str, ...]]] = {}
+    for file in files:
+        lines, seen = Lines(file.text), counts.setdefault(file.path, Counter())
+        more = [file.lasting_part] if file.part else []
+        for finding in file.findings:
+            place = {"artifactLocation": _artifact(file), "region": _region(finding.span)}
+            result: dict[str, Any] = {
+                "ruleId": finding.rule,
+                "level": _LEVELS[finding.severity],
+                "message": {"text": finding.message + (f"; {finding.remedy}" if finding.remedy else "")},
+                "locations": [{"physicalLocation": place}],
+                "partialFingerprints": {"rulePointer/v1": fingerprint(finding, seen, *more)},
+                "properties": {"pointer": finding.pointer, "about": finding.about},
+            }
+            if finding.rule in index_of:
+                result["ruleIndex"] = index_of[finding.rule]
+            if finding.fix is not None:
+                result["fixes"] = [_fix(file, finding, lines)]
+            yield result
 
 
 def _artifact(file: FileFindings) -> dict[str, str]:

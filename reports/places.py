@@ -26,14 +26,14 @@ def uri_of(path: str) -> str:
     return f"file://{quoted}" if near.startswith("/") else quoted
 
 
-def fingerprint(finding: Finding, seen: Counter[tuple[str, str]], *more: str) -> str:
-    """The same in each run, whatever moves the lines: of rule and pointer, and which of several with both it is.
+def fingerprint(finding: Finding, seen: Counter[tuple[str, ...]], *more: str) -> str:
+    """The same in each run, whatever moves the lines: of what is given, rule and pointer, and which of several with all it is.
 
-    seen: how many of the file's findings had that rule and pointer so far; counts this one.
+    seen: how many findings of the run had them so far; counts this one.
     """
     from hashlib import sha256
 
-    place = (finding.rule, finding.pointer)
+    place = (*more, finding.rule, finding.pointer)
     seen[place] += 1
-    parts = "\0".join([*more, *place, str(seen[place])])
+    parts = "\0".join([*place, str(seen[place])])
     return sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()

@@ -72,6 +72,8 @@ class FileFindings:
     """All that lint says of one configuration. `text` is its file's text, for snippets; `file` is what reports call it."""
 
     file: str
+    part: str = ""
+    """What of `file` names a part of the file on disk: #/deepspeed of train.yaml#/deepspeed."""
     read_as: Reader
     text: str
     release: str = "0.19.8"
@@ -80,10 +82,17 @@ class FileFindings:
     skipped_rules: tuple[SkippedRule, ...] = ()
     placeholders: tuple[str, ...] = ()
     """What the text leaves to somebody else, by the names that --define knows."""
+    asked: frozenset[str] | None = None
+    """The rules that --select, --ignore and the release left; None: all."""
     suppressed: tuple[Finding, ...] = ()
     """What the file, or its project, asked not to be told."""
 
     @property
     def path(self) -> str:
-        """The file on disk: without the place inside it, as in train.yaml#/deepspeed or train.py#ds_config."""
-        return re.sub(r"(\.(?:ya?ml|py|json))#.*", r"\1", self.file, flags=re.S)
+        """The file on disk: without the part of it that is meant."""
+        return self.file.removesuffix(self.part) if self.part else self.file
+
+    @property
+    def lasting_part(self) -> str:
+        """The part by a name that outlives a moved line: #ds_config of train.py#ds_config:12."""
+        return re.sub(r":\d+$", "", self.part) if self.path.endswith(".py") else self.part

@@ -8,7 +8,7 @@ outer braces, a byte-order mark, and words without quotes, which swallow the res
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dsplan.schemas.hjson_parser import HjsonParser
 from dsplan.schemas.json_parser import JsonParser
@@ -25,6 +25,7 @@ __all__ = [
     "load_config_file",
     "read_document",
     "read_text",
+    "read_whole",
     "shape",
     "steps",
 ]
@@ -38,12 +39,25 @@ def read_document(text: str, dialect: Dialect) -> Document:
 def read_text(path: str | Path) -> str:
     """The file's text. Problem where it cannot be had: missing, unreadable, a folder, not UTF-8."""
     try:
-        content = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            content = read_whole(file, str(path))
     except OSError as error:
         raise Problem(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:  # a NUL in the name
         raise Problem(f"{str(path)!r} is no file name ({error})") from error
     return decode(content, str(path))
+
+
+MOST_BYTES = 100_000_000
+"""More is no configuration; a device such as /dev/zero never ends."""
+
+
+def read_whole(file: BinaryIO, name: str) -> bytes:
+    """All that the file holds. Problem where it is too much."""
+    content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise Problem(f"{name}: holds more than {MOST_BYTES // 1_000_000} MB; this is no configuration")
+    return content
 
 
 def decode(content: bytes, name: str) -> str:

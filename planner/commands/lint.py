@@ -106,13 +106,18 @@ def lint(
             raise Problem(
                 "--versions asks all releases, and changes nothing; leave the other options of a release or a fix out"
             )
-        raise typer.Exit(_versions(files or ["."], how, format) or CLEAN)
+        if baseline is not None or write_baseline is not None or statistics or fail_on:
+            raise Problem("--versions tells releases, not findings; leave baseline, --statistics and --fail-on out")
+        told = _versions(files or ["."], how, format)
+        raise typer.Exit(CLEAN if exit_zero else told)
     if after and not before:
         raise Problem(
             "--to goes with --from, as in --from 0.14.5 --to 0.19.8; --deepspeed-version names a release alone"
         )
     if after and deepspeed_version:
         raise Problem("--to and --deepspeed-version say the same; give one of them")
+    if diff and (statistics or format is not LintFormat.text):
+        raise Problem("--diff prints a diff and no report; leave --format and --statistics out, or --diff")
     how |= {"release": after or deepspeed_version, "before": before}
     for version_told in dict.fromkeys(filter(None, (before, after or deepspeed_version))):
         _note_nearest(version_told)

@@ -277,3 +277,11 @@ def test_a_folder_holds_back_no_broken_configuration(tmp_path: Path) -> None:
 def test_rules_that_cancel_each_other_out_are_refused() -> None:
     with pytest.raises(Problem, match="leave no rule"):
         linter(select=["DSP001"], ignore=["DSP001"])
+
+
+def test_a_fix_that_another_one_makes_welcome_is_applied_in_the_same_call() -> None:
+    """cpu_offload moves once it is a switch: both in one call, so that a second one changes nothing."""
+    text = '{"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "cpu_offload": 1.0}}'
+    fixed = fix_all(lint_text(text, reader="trainer"), linter(reader="trainer"))
+    again = fix_all(lint_text(fixed.text, reader="trainer"), linter(reader="trainer"))
+    assert (again.text, again.count) == (fixed.text, 0)

@@ -409,3 +409,64 @@ def test_statistics_go_with_two_formats(team: Path) -> None:
     assert dsplan("lint", name, "--statistics").out.startswith("1  DSP001  unknown-key\n1 warning in 1 file")
     assert json.loads(dsplan("lint", name, "--statistics", "--format", "json").out)["statistics"] == {"DSP001": 1}
     refused(dsplan("lint", name, "--statistics", "--format", "junit"), "--statistics", "junit")
+
+
+def test_a_rule_that_per_file_ignores_names_must_exist(team: Path) -> None:
+    project(team, '[tool.dsplan]\nper-file-ignores = {"*.json" = ["DSP999"]}\n')
+    done = dsplan("lint", config(team, "ds.json", ODD))
+    assert (done.code, done.err) == (2, "dsplan: error: pyproject.toml: 'DSP999' is no rule; dsplan rules lists them\n")
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "matches"),
+    [
+        ("ds_[ab].json", "ds_a.json", True),
+        ("ds_[!a].json", "ds_a.json", False),
+        ("ds_[!a].json", "ds_b.json", True),
+        ("[d-e]s/*.json", "ds/x.json", True),
+        ("ds[", "ds[", True),
+        ("[z-a].json", "z.json", False),
+        ("[^a].json", "^.json", True),
+    ],
+)
+def test_a_glob_may_list_characters(glob: str, path: str, matches: bool) -> None:
+    assert glob_matches(glob, path) is matches
+
+
+def test_a_baseline_says_nothing_of_rules_that_were_not_asked(team: Path) -> None:
+    name = config(team, "ds.json", ODD)
+    dsplan("lint", name, "--write-baseline", "base.json")
+    held = (team / "base.json").read_text()
+    assert dsplan("lint", name, "--baseline", "base.json", "--select", "DSP101").err == ""
+    dsplan("lint", name, "--write-baseline", "base.json", "--select", "DSP101")
+    assert (team / "base.json").read_text() == held
+
+
+def test_a_baseline_knows_a_dict_of_a_program_whose_lines_have_moved(team: Path) -> None:
+    text = f"ds = {ODD}\nds = {ODD}\n"
+    config(team, "t.py", text)
+    dsplan("lint", "t.py#ds", "--write-baseline", "base.json")
+    config(team, "t.py", "import os\n\n" + text)
+    done = dsplan("lint", "t.py#ds", "--baseline", "base.json", "--fail-on", "warning")
+    assert (done.code, done.err) == (0, "dsplan: note: 2 findings in the baseline base.json, not told\n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--versions", "--baseline", "base.json"),
+        ("--versions", "--statistics"),
+        ("--versions", "--fail-on", "warning"),
+        ("--diff", "--format", "json"),
+        ("--diff", "--statistics"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(options: tuple[str, ...], team: Path) -> None:
+    done = dsplan("lint", config(team, "ds.json", PLAIN), *options)
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
+
+
+def test_exit_zero_counts_for_versions_too(team: Path) -> None:
+    name = config(team, "ds.json", '{"train_batch_size": 0}')
+    assert dsplan("lint", name, "--versions").code == 1
+    assert dsplan("lint", name, "--versions", "--exit-zero").code == 0

@@ -54,7 +54,9 @@ AWKWARD = FileFindings(
     skipped_rules=(SkippedRule(rule="DSP102", needs="--cluster"), SkippedRule(rule="DSP901", needs="--model")),
 )
 CLEAN = FileFindings(file="clean.json", read_as="trainer", text="{}", findings=())
-INSIDE = FileFindings(file="train.yaml#/deepspeed", read_as="trainer", text=TEXT, findings=(finding(),))
+INSIDE = FileFindings(
+    file="train.yaml#/deepspeed", part="#/deepspeed", read_as="trainer", text=TEXT, findings=(finding(),)
+)
 FILES = [AWKWARD, CLEAN, INSIDE]
 
 
@@ -108,6 +110,27 @@ def test_fingerprints_tell_findings_apart_and_outlive_a_moved_line() -> None:
     assert [entry["fingerprint"] for entry in json.loads(as_gitlab.findings([lower]))] == [
         entry["fingerprint"] for entry in json.loads(as_gitlab.findings([upper]))
     ]
+
+
+@pytest.mark.parametrize("parts", [("#/a", "#/b"), ("#ds:1", "#ds:9")], ids=["two parts", "two dicts of a name"])
+def test_fingerprints_tell_parts_of_a_file_apart(parts: tuple[str, str]) -> None:
+    files = [
+        FileFindings(file=f"t.py{part}", part=part, read_as="trainer", text=TEXT, findings=(finding(),))
+        for part in parts
+    ]
+    prints = [result["partialFingerprints"]["rulePointer/v1"] for result in sarif(files)["runs"][0]["results"]]
+    assert len(set(prints)) == 2
+    assert len({entry["fingerprint"] for entry in json.loads(as_gitlab.findings(files))}) == 2
+
+
+def test_fingerprints_of_a_dict_outlive_a_moved_line() -> None:
+    def prints(line: int) -> list[str]:
+        part = f"#ds:{line}"
+        file = FileFindings(file=f"t.py{part}", part=part, read_as="trainer", text=TEXT, findings=(finding(),))
+        sarifs = [result["partialFingerprints"]["rulePointer/v1"] for result in sarif([file])["runs"][0]["results"]]
+        return sarifs + [entry["fingerprint"] for entry in json.loads(as_gitlab.findings([file]))]
+
+    assert prints(3) == prints(30)
 
 
 def test_a_rule_in_sarif_has_its_page() -> None:
