@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.launch_counts import Count, whole
+from dsplan.planner.launch_counts import Count, open_value, whole
 from dsplan.planner.launch_lines import LaunchLine
 from dsplan.planner.linting import Setting, lint_source
 from dsplan.planner.project import finder
 from dsplan.planner.rules import RULES
+from dsplan.planner.shell_text import is_open
 from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion, companion_of, load_options
@@ -81,7 +82,8 @@ def setup_of(line: LaunchLine, environment: Mapping[str, str], cluster: Cluster 
     if trainer is not None:
         companions.append(trainer)
     count = line.count
-    if accelerate is not None and count.ranks is None and accelerate.processes is not None:
+    open_count = open_value(line.accelerate or {}, "num_processes", "n") is not None
+    if accelerate is not None and count.ranks is None and accelerate.processes is not None and not open_count:
         why = f"num_processes {accelerate.processes} of {accelerate.source}"
         count = Count(ranks=accelerate.processes, nodes=count.nodes, why=why)
     counted = _counted(count) if cluster is None else f"{cluster.ranks} GPUs: --cluster {cluster.text}"
@@ -177,7 +179,7 @@ def _scalar(text: str) -> Any:
 def _option_files(line: LaunchLine) -> Iterator[tuple[str, dict[str, Any]]]:
     """YAML and JSON files with arguments: the first word behind the script, or --config FILE."""
     words = line.arguments
-    named = [words[0]] if words and re.search(r"\.(ya?ml|json)$", words[0]) else []
+    named = [words[0]] if words and re.fullmatch(r"[^-][^=]*\.(ya?ml|json)", words[0]) else []
     config = flags_of(words).get("config")
     if isinstance(config, str) and re.search(r"\.(ya?ml|json)$", config):
         named.append(config)
@@ -252,6 +254,8 @@ def _config(
     """The configuration, and where the line has it."""
     for name in _CONFIG_FLAGS:
         value = flags.get(name)
+        if isinstance(value, str) and is_open(value):
+            raise Problem(f"--{name} is {value}, which is not set here; set it, or write the file")
         if isinstance(value, str) and value:
             return value, f"--{name}"
     for path, raw in files:

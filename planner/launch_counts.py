@@ -35,6 +35,12 @@ def whole(options: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
+def open_value(options: Mapping[str, Any], *names: str) -> str | None:
+    """What the first option that is there says, where that is no number: a variable that is not set, a range of nodes."""
+    value = next((str(options[name]) for name in names if name in options), None)
+    return None if value is None or (value.isascii() and value.isdigit()) else value
+
+
 def torchrun_count(options: Options, environment: Environment) -> Count:
     said: list[str] = []
 
@@ -77,9 +83,23 @@ _HOSTFILE = "/job/hostfile"
 
 
 def deepspeed_count(options: Options, environment: Environment) -> Count:
-    nodes, per_node = whole(options, "num_nodes"), whole(options, "num_gpus")
+    nodes, per_node = whole(options, "num_nodes"), whole(options, "num_gpus", "num_accelerators")
     include = options.get("i", options.get("include"))
+    exclude = options.get("e", options.get("exclude"))
     hosts = _hosts(options.get("H", options.get("hostfile")))
+    if (include or exclude) and (nodes is not None or per_node is not None):
+        raise Problem(
+            "deepspeed refuses --num_nodes and --num_gpus beside --include and --exclude; give one of the two"
+        )
+    for names in (("num_nodes",), ("num_gpus", "num_accelerators")):
+        said = open_value(options, *names)
+        if said not in (None, "-1"):
+            return Count(ranks=None, why=f"--{names[0]} {said} is no number")
+    if exclude and hosts:
+        left = _without(hosts, str(exclude))
+        return Count(
+            ranks=sum(left.values()), nodes=len(left), why=f"hostfile of {len(hosts)} hosts, --exclude {exclude}"
+        )
     if include:
         counts = [_slots(part, hosts, per_node) for part in str(include).split("@") if part]
         if None in counts:
@@ -118,12 +138,46 @@ def _slots(part: str, hosts: Mapping[str, int], per_node: int | None) -> int | N
     return len([slot for slot in slots.split(",") if slot]) if colon else hosts.get(host, per_node)
 
 
+def _without(hosts: Mapping[str, int], exclude: str) -> dict[str, int]:
+    """The hosts that --exclude leaves, with their slots. Source: deepspeed/launcher/runner.py, parse_resource_filter."""
+    left = {host: set(range(slots)) for host, slots in hosts.items()}
+    for part in exclude.split("@"):
+        host, colon, slots = part.strip().partition(":")
+        if host in left:
+            gone = {int(slot) for slot in slots.split(",") if slot.strip().isdigit()} if colon else left[host]
+            left[host] = left[host] - gone
+    return {host: len(slots) for host, slots in left.items() if slots}
+
+
+def mpirun_count(options: Options) -> Count:
+    ranks, per_node = whole(options, "np", "n", "c"), whole(options, "N", "npernode", "ppn")
+    hosts = next((str(options[name]) for name in ("H", "host", "hosts") if name in options), None)
+    if ranks is None and hosts is not None and open_value(options, "np", "n", "c") is None:
+        slots = [part.partition(":")[2] or "1" for part in hosts.split(",") if part]
+        if all(slot.isdigit() for slot in slots):
+            return Count(ranks=sum(map(int, slots)), nodes=len(slots), why=f"the slots of mpirun's hosts {hosts}")
+    nodes = ranks // per_node if ranks and per_node and ranks % per_node == 0 else 1
+    return Count(ranks=ranks, nodes=nodes, why=f"mpirun -np {ranks}" if ranks else "mpirun without -np")
+
+
 def srun_count(options: Options, environment: Environment) -> Count:
     """By srun's own counts; where it has none, by those of the allocation."""
     nodes, tasks = whole(options, "N", "nodes"), whole(options, "n", "ntasks")
     per_node = whole(options, "ntasks_per_node")
     said = [f"srun's {name} {value}" for name, value in (("nodes", nodes), ("ntasks", tasks)) if value is not None]
     said += [f"srun's ntasks-per-node {per_node}"] if per_node is not None else []
+    for names in (("n", "ntasks"), ("ntasks_per_node",), ("N", "nodes")):
+        unknown = open_value(options, *names)
+        if unknown is not None and (tasks is None or "n" in names):
+            return Count(
+                ranks=None, why=f"srun's {names[-1].replace('_', '-')} {unknown} leaves the number of tasks open"
+            )
+    per_gpu = whole(options, "ntasks_per_gpu")
+    if tasks is None and per_node is None and per_gpu is not None:
+        all_gpus, node_gpus = _gpus(options, "G", "gpus"), _gpus(options, "gpus_per_node")
+        gpus = all_gpus if all_gpus is not None else (nodes or 1) * node_gpus if node_gpus is not None else None
+        if gpus is not None:
+            return Count(ranks=gpus * per_gpu, nodes=nodes or 1, why=f"srun's ntasks-per-gpu {per_gpu} x {gpus} GPUs")
 
     def told(variable: str) -> int | None:
         number = whole(environment, variable)
@@ -140,3 +194,9 @@ def srun_count(options: Options, environment: Environment) -> Count:
         ranks = nodes
     why = " x ".join(said) or "srun without counts"
     return Count(ranks=ranks, nodes=nodes or 1, why=why)
+
+
+def _gpus(options: Options, *names: str) -> int | None:
+    """8 of 8, gpu:8 or h100:8."""
+    found = next((re.search(r"(?:^|:)(\d+)$", str(options[name])) for name in names if name in options), None)
+    return int(found[1]) if found else None

@@ -7,22 +7,32 @@ the manuals of srun and mpirun.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from dsplan.planner.launch_counts import (
     Count,
     Environment,
     Options,
     deepspeed_count,
+    mpirun_count,
+    open_value,
     srun_count,
     torchrun_count,
     visible_devices,
     whole,
 )
+from dsplan.planner.launch_options import (
+    ACCELERATE_FLAGS,
+    DEEPSPEED_FLAGS,
+    MPIRUN_FLAGS,
+    SRUN_FLAGS,
+    TORCHRUN_FLAGS,
+    options_of,
+)
+from dsplan.planner.shell_text import is_open, shell_words
+from dsplan.planner.wrappers import WRAPPERS, unwrapped, without_environment
 from dsplan.schemas.problem import Problem
 
 
@@ -45,31 +55,18 @@ class LaunchLine:
 
 def read_line(words: Sequence[str], environment: Environment) -> LaunchLine:
     """A line, as words or as one quoted word. Problem where it is none that starts a training."""
-    words = _words(words, environment)
-    assigned: dict[str, str] = {}
-    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.S)):
-        assigned[match[1]] = match[2]
-        words = words[1:]
+    run: tuple[str, ...] | None = None
+    if len(words) == 1 and re.search(r"\s", words[0]):
+        text = words[0]
+        words, shell = shell_words(text, environment)
+        run = ("bash", "-c", text) if shell else None
+    rest, given = _behind_assignments(list(words), {})
+    assigned = dict(given)
+    words = rest
     if not words:
         raise Problem("the line has no command; write dsplan check -- torchrun train.py ...")
-    line = LaunchLine(words=tuple(words), environment=assigned)
-    return _step(line, list(words), {**environment, **assigned})
-
-
-def _words(words: Sequence[str], environment: Environment) -> list[str]:
-    if len(words) != 1 or not re.search(r"\s", words[0]):
-        return list(words)
-    try:
-        lexer = shlex.shlex(words[0], posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        parts = list(lexer)
-    except ValueError as error:
-        raise Problem(f"the line cannot be read ({str(error).lower()})") from error
-    operators = [part for part in parts if part and set(part) <= set("();<>|&")]
-    if operators:
-        raise Problem(f"the line holds the shell's {operators[0]!r}; give one command alone")
-    expanded = [re.sub(r"\$\{?(\w+)\}?", lambda name: environment.get(name[1], ""), part) for part in parts]
-    return [word for word, part in zip(expanded, parts, strict=True) if word or not part.startswith("$")]
+    line = LaunchLine(words=run or tuple(words), environment=assigned)
+    return _step(line, words, {**environment, **assigned})
 
 
 def _step(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
@@ -85,44 +82,39 @@ def _step(line: LaunchLine, words: list[str], environment: Environment) -> Launc
         return reader(line, words[1:], environment)
     if name.endswith(".py"):
         return replace(line, program=words[0], arguments=tuple(words[1:]))
-    if name.endswith(".sh") or name in ("bash", "sh", "make", "sbatch", "docker", "kubectl", "ssh"):
+    if name in WRAPPERS:
+        rest = unwrapped(name, words[1:])
+        module = rest[:1] in (["-m"], ["--module"]) and len(rest) > 1
+        return _module(line, rest[1:], environment) if module else _step(line, rest, environment)
+    if name in _SHELLS and (inner := _handed_to_shell(words[1:])) is not None:
+        return _step(line, *_behind_assignments(shell_words(inner, environment)[0], environment))
+    if is_open(words[0]):
+        raise Problem(f"the line holds {words[0]}, which is not set here; set it, or write what it holds")
+    if name.endswith(".sh") or name in (*_SHELLS, "make", "sbatch", "docker", "podman", "kubectl", "ssh"):
         raise Problem(f"{words[0]} hides the line that starts the training; put dsplan check before that line")
     known = "torchrun, deepspeed, accelerate launch, srun, mpirun, python, llamafactory-cli and axolotl"
     raise Problem(f"{words[0]!r} is no launcher that check knows; it knows {known}")
 
 
-def options_of(
-    words: Sequence[str], flags: frozenset[str] | set[str], pairs: frozenset[str] | set[str] = frozenset()
-) -> tuple[dict[str, Any], list[str]]:
-    """The options before the first word that is none, and what follows. Names without dashes, "-" as "_".
+_SHELLS = ("bash", "sh", "dash", "zsh")
 
-    flags take no value, pairs take two; all others take one.
-    """
-    options: dict[str, Any] = {}
-    index = 0
-    while index < len(words):
-        word = words[index]
-        if word == "--":
-            index += 1
-            break
-        if not word.startswith("-") or len(word) == 1:
-            break
-        index += 1
-        short = re.fullmatch(r"-([A-Za-z])=?(\d+)", word)
-        name, equals, value = word.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if short:
-            options[short[1]] = short[2]
-        elif equals:
-            options[name] = value
-        elif name in flags:
-            options[name] = True
-        elif name in pairs:
-            index += 2
-        elif index < len(words):
-            options[name] = words[index]
-            index += 1
-    return options, list(words[index:])
+
+def _handed_to_shell(words: list[str]) -> str | None:
+    """The text of bash -c TEXT, also behind other options (-lc)."""
+    for index, word in enumerate(words[:-1]):
+        if not word.startswith("-"):
+            return None
+        if re.fullmatch(r"-[a-z]*c", word):
+            return words[index + 1]
+    return None
+
+
+def _behind_assignments(words: list[str], environment: Environment) -> tuple[list[str], Environment]:
+    given = dict(environment)
+    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.S)):
+        given[match[1]] = match[2]
+        words = words[1:]
+    return words, given
 
 
 def _python(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
@@ -152,70 +144,16 @@ def _module(line: LaunchLine, words: list[str], environment: Environment) -> Lau
     return replace(line, program=words[0], arguments=tuple(words[1:]))
 
 
-_TORCHRUN_FLAGS = frozenset(
-    {"standalone", "m", "module", "no_python", "run_path", "use_env", "use_libuv", "virtual_local_rank", "h", "help"}
-)
-
-
 def _torchrun(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
-    options, rest = options_of(words, _TORCHRUN_FLAGS)
+    options, rest = options_of(words, TORCHRUN_FLAGS)
     line = _launched(line, "torchrun", torchrun_count(options, environment))
     return _module(line, rest, environment) if {"m", "module"} & options.keys() and rest else _script(line, rest)
 
 
-_DEEPSPEED_FLAGS = frozenset(
-    {
-        "no_python",
-        "no_local_rank",
-        "no_ssh",
-        "no_ssh_check",
-        "force_multi",
-        "module",
-        "bind_cores_to_rank",
-        "save_pid",
-        "elastic_training",
-        "h",
-        "help",
-    }
-)
-
-
 def _deepspeed(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
-    options, rest = options_of(words, _DEEPSPEED_FLAGS)
+    options, rest = options_of(words, DEEPSPEED_FLAGS)
     line = _launched(line, "deepspeed", deepspeed_count(options, environment))
     return _module(line, rest, environment) if "module" in options and rest else _script(line, rest)
-
-
-_ACCELERATE_FLAGS = frozenset(
-    {
-        "multi_gpu",
-        "cpu",
-        "tpu",
-        "ipex",
-        "use_xpu",
-        "use_deepspeed",
-        "use_fsdp",
-        "use_megatron_lm",
-        "use_parallelism_config",
-        "use_mps_device",
-        "tpu_use_cluster",
-        "no_tpu_cluster",
-        "tpu_use_sudo",
-        "same_network",
-        "m",
-        "module",
-        "no_python",
-        "q",
-        "quiet",
-        "debug",
-        "enable_cpu_affinity",
-        "dynamo_use_fullgraph",
-        "dynamo_use_dynamic",
-        "dynamo_use_regional_compilation",
-        "h",
-        "help",
-    }
-)
 
 
 def _accelerate(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
@@ -225,67 +163,28 @@ def _accelerate(line: LaunchLine, words: list[str], environment: Environment) ->
 
 
 def _accelerate_launch(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
-    options, rest = options_of(words, _ACCELERATE_FLAGS)
+    options, rest = options_of(words, ACCELERATE_FLAGS)
     count = Count(
         ranks=None, nodes=whole(options, "num_machines") or 1, why="accelerate launch without --num_processes"
     )
     ranks = whole(options, "num_processes", "n")
     if ranks is not None:
         count = replace(count, ranks=ranks, why=f"--num_processes {ranks}")
+    elif (said := open_value(options, "num_processes", "n")) is not None:
+        count = replace(count, why=f"--num_processes {said} is no number")
     line = replace(_launched(line, "accelerate launch", count), accelerate=options)
     return _module(line, rest, environment) if {"m", "module"} & options.keys() and rest else _script(line, rest)
 
 
-_SRUN_FLAGS = frozenset({"u", "l", "K", "v", "Q", "X", "k", "O", "s", "unbuffered", "label", "pty", "exclusive"}) | {
-    "overlap",
-    "no_kill",
-    "overcommit",
-    "oversubscribe",
-    "kill_on_bad_exit",
-    "quiet",
-    "verbose",
-    "exact",
-    "test_only",
-    "wait_all_nodes",
-    "propagate",
-    "contiguous",
-    "spread_job",
-}
-
-
 def _srun(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
-    options, rest = options_of(words, _SRUN_FLAGS)
+    options, rest = options_of(words, SRUN_FLAGS, joined=True)
     count = srun_count(options, environment)
     return _step(_launched(line, "srun", count), rest, environment)
 
 
-_MPIRUN_FLAGS = frozenset(
-    {
-        "allow_run_as_root",
-        "oversubscribe",
-        "report_bindings",
-        "display_map",
-        "tag_output",
-        "v",
-        "verbose",
-        "q",
-        "quiet",
-        "l",
-        "prepend_rank",
-        "bind_to_none",
-        "nolocal",
-        "nooversubscribe",
-    }
-)
-
-
 def _mpirun(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
-    options, rest = options_of(words, _MPIRUN_FLAGS, {"mca", "gmca", "genv", "env"})
-    ranks = whole(options, "np", "n", "c")
-    per_node = whole(options, "N", "npernode", "ppn")
-    nodes = ranks // per_node if ranks and per_node and ranks % per_node == 0 else 1
-    why = f"mpirun -np {ranks}" if ranks else "mpirun without -np"
-    return _step(_launched(line, "mpirun", Count(ranks=ranks, nodes=nodes, why=why)), rest, environment)
+    options, rest = options_of(words, MPIRUN_FLAGS, {"mca", "gmca", "genv", "env"})
+    return _step(_launched(line, "mpirun", mpirun_count(options)), rest, environment)
 
 
 def _llama_factory(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
@@ -311,9 +210,9 @@ def _axolotl(line: LaunchLine, words: list[str], environment: Environment) -> La
         own, launcher = own[:cut], own[cut + 1 :]
     count = Count(ranks=None, why="axolotl takes all GPUs of the machine")
     if "torchrun" in own:
-        count = torchrun_count(options_of(launcher, _TORCHRUN_FLAGS)[0], environment)
-    elif whole(options_of(launcher, _ACCELERATE_FLAGS)[0], "num_processes") is not None:
-        ranks = whole(options_of(launcher, _ACCELERATE_FLAGS)[0], "num_processes")
+        count = torchrun_count(options_of(launcher, TORCHRUN_FLAGS)[0], environment)
+    elif whole(options_of(launcher, ACCELERATE_FLAGS)[0], "num_processes") is not None:
+        ranks = whole(options_of(launcher, ACCELERATE_FLAGS)[0], "num_processes")
         count = Count(ranks=ranks, why=f"--num_processes {ranks}")
     elif visible_devices(environment) is not None:
         count = Count(ranks=visible_devices(environment), why="CUDA_VISIBLE_DEVICES")
@@ -322,24 +221,7 @@ def _axolotl(line: LaunchLine, words: list[str], environment: Environment) -> La
 
 def _env(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
     """env A=1 command."""
-    assigned: dict[str, str] = {}
-    while words and "=" in words[0] and not words[0].startswith("-"):
-        name, _, value = words[0].partition("=")
-        assigned[name] = value
-        words = words[1:]
-    return _step(line, words, {**environment, **assigned})
-
-
-def _wrapper(skip: int) -> Callable[[LaunchLine, list[str], Environment], LaunchLine]:
-    """What only stands before a command: nohup, time; uv run and poetry run skip a word."""
-
-    def read(line: LaunchLine, words: list[str], environment: Environment) -> LaunchLine:
-        rest = words[skip:]
-        while rest and rest[0].startswith("-"):
-            rest = rest[1:]
-        return _step(line, rest, environment)
-
-    return read
+    return _step(line, *without_environment(words, environment))
 
 
 def _launched(line: LaunchLine, name: str, count: Count) -> LaunchLine:
@@ -366,11 +248,9 @@ _LAUNCHERS: dict[str, Reader] = {
     "mpiexec": _mpirun,
     "llamafactory-cli": _llama_factory,
     "axolotl": _axolotl,
+    "mpiexec.hydra": _mpirun,
+    "orterun": _mpirun,
     "env": _env,
-    "nohup": _wrapper(0),
-    "time": _wrapper(0),
-    "uv": _wrapper(1),
-    "poetry": _wrapper(1),
 }
 _MODULES: dict[str, Reader] = {
     "torch.distributed.run": _torchrun,

@@ -93,6 +93,27 @@ def test_files_of_arguments_are_read(folder: Path) -> None:
     assert rules(check("llamafactory-cli train train.yaml gradient_accumulation_steps=2")) == []
 
 
+def test_a_flag_with_its_file_is_no_file_of_arguments(folder: Path) -> None:
+    assert rules(check("deepspeed --num_gpus 3 train.py --deepspeed_config=plain.json")) == ["DSP102"]
+    (folder / "train.yaml").write_text(
+        "output_dir: o\nlearning_rate: 1.0e-4\ngradient_accumulation_steps: 4\ndeepspeed: auto.json\n"
+    )
+    assert "DSP020" in rules(check("python train.py --config=train.yaml"))
+
+
+def test_a_number_that_is_not_set_is_not_taken_from_elsewhere(folder: Path) -> None:
+    (folder / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 3\n")
+    line = "accelerate launch --config_file acc.yaml --num_processes $UNSET train.py --deepspeed_config plain.json"
+    done = dsplan("check", "--format", "json", "--", line)
+    assert "DSP102" not in rules(done)
+    assert "not known (--num_processes $UNSET is no number)" in done.err
+    unset = dsplan("check", "--", "torchrun train.py --deepspeed $UNSET")
+    assert (unset.code, unset.err) == (
+        2,
+        "dsplan: error: --deepspeed is $UNSET, which is not set here; set it, or write the file\n",
+    )
+
+
 def test_a_configuration_inside_a_yaml_is_read(folder: Path) -> None:
     (folder / "train.yaml").write_text(
         "output_dir: o\nlearning_rate: 1.0e-4\ndeepspeed:\n  zero_optimization: {stage: 2}\n"
@@ -196,6 +217,12 @@ def test_exec_runs_a_clean_line_in_its_place(folder: Path) -> None:
     (folder / "hello.py").write_text("import os, sys\nprint(os.environ['A'], *sys.argv[1:])\nsys.exit(7)\n")
     done = run(folder, "A=b", sys.executable, "hello.py", "--deepspeed_config", "plain.json")
     assert (done.returncode, done.stdout) == (7, "b --deepspeed_config plain.json\n")
+
+
+def test_exec_runs_the_redirections_of_a_quoted_line(folder: Path) -> None:
+    (folder / "hello.py").write_text("print('ran')\nraise SystemExit(5)\n")
+    done = run(folder, f"{sys.executable} hello.py --deepspeed_config plain.json > log")
+    assert (done.returncode, done.stdout, (folder / "log").read_text()) == (5, "", "ran\n")
 
 
 def test_exec_does_not_run_a_line_with_errors(folder: Path) -> None:

@@ -44,6 +44,22 @@ def read(text: str, **environment: str) -> LaunchLine:
         ("llamafactory-cli train x.yaml", None, 1, "llamafactory-cli"),
         ("nohup uv run torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
         ("env A=1 torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("env -u A -i B=1 torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("uv run --with deepspeed --python 3.11 torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("uv run -m torch.distributed.run --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("conda run -n env --no-capture-output torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("nice -n 10 numactl --cpunodebind=0 -m 0 torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("timeout -k 5 1h taskset -c 0-3 stdbuf -oL torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("nsys profile -o out --trace=cuda torchrun --nproc_per_node 2 train.py", 2, 1, "train.py"),
+        ("srun -n 4 apptainer exec --nv -B /a:/b image.sif python train.py", 4, 1, "train.py"),
+        ("deepspeed --num_accelerators 4 train.py", 4, 1, "train.py"),
+        ("srun -N1-4 -n8 python train.py", 8, 1, "train.py"),
+        ("srun -N1-4 --ntasks-per-node=8 python train.py", None, 1, "train.py"),
+        ("srun -lun4 -K1 -Jname --exclusive=user python train.py", 4, 1, "train.py"),
+        ("srun --ntasks-per-gpu=1 --gpus=h100:8 python train.py", 8, 1, "train.py"),
+        ("srun -N2 --ntasks-per-gpu=1 --gpus-per-node=8 python train.py", 16, 2, "train.py"),
+        ("mpirun -H a:8,b:8 python train.py", 16, 2, "train.py"),
+        ("mpiexec.hydra -n 8 python train.py", 8, 1, "train.py"),
     ],
 )
 def test_counts_and_program(text: str, ranks: int | None, nodes: int, program: str) -> None:
@@ -83,6 +99,45 @@ def test_one_quoted_word_is_a_line() -> None:
     assert (line.count.ranks, line.program) == (4, "my train.py")
 
 
+@pytest.mark.parametrize(
+    ("text", "ranks", "program"),
+    [
+        ("torchrun $FLAGS train.py --x 'a b'", 8, "train.py"),
+        ("torchrun --nproc_per_node ${N:-3} train.py", 3, "train.py"),
+        ("torchrun --nproc_per_node $UNSET train.py", None, "train.py"),
+        ("deepspeed --num_gpus $UNSET train.py", None, "train.py"),
+        ("accelerate launch --num_processes $UNSET train.py", None, "train.py"),
+        ("srun -n $UNSET python train.py", None, "train.py"),
+        ('torchrun --nproc_per_node "$(nvidia-smi -L | wc -l)" train.py', None, "train.py"),
+        ("torchrun --nproc_per_node $(nvidia-smi -L | wc -l) train.py", None, "train.py"),
+        ("torchrun --nproc_per_node 2 \\\n  train.py --x 1", 2, "train.py"),
+        ("nohup torchrun --nproc_per_node 2 train.py > log 2>&1 &", 2, "train.py"),
+        ("torchrun --nproc_per_node 2 train.py --x 1 2>&1 | tee log", 2, "train.py"),
+        ("torchrun --nproc_per_node 2 train.py --x '>' &> 'my log'", 2, "train.py"),
+        ("A=1 bash -lc 'N=4 torchrun --nproc_per_node 2 train.py'", 2, "train.py"),
+    ],
+)
+def test_what_the_shell_makes_of_a_quoted_line(text: str, ranks: int | None, program: str) -> None:
+    line = read_line([text], {"FLAGS": "--nproc_per_node 4 --nnodes 2"})
+    assert (line.count.ranks, line.program) == (ranks, program)
+
+
+def test_redirections_are_no_arguments_and_bash_runs_the_line() -> None:
+    text = "torchrun train.py --x 2 > log 2>&1 &"
+    line = read_line([text], {})
+    assert line.arguments == ("--x", "2")
+    assert line.words == ("bash", "-c", text)
+    plain = read_line(["torchrun train.py --x '> 2'"], {})
+    assert plain.words == ("torchrun", "train.py", "--x", "> 2")
+
+
+def test_excluded_slots_are_not_counted(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=4\nb slots=4\nc slots=2\n")
+    assert read(f"deepspeed --hostfile {hosts} --exclude c train.py").count.ranks == 8
+    assert read(f"deepspeed --hostfile {hosts} -e a:0,1@c train.py").count.ranks == 6
+
+
 def test_a_hostfile_is_counted(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# comment\na slots=8\nb slots=4\n")
@@ -101,6 +156,10 @@ def test_a_hostfile_is_counted(tmp_path: Path) -> None:
         ("srun -N 2", "starts no script"),
         ("python", "starts no script"),
         ("python -c pass", "python -c"),
+        ("uv pip install torch", "uv run only"),
+        ("docker run --gpus all image torchrun train.py", "put dsplan check before that line"),
+        ("deepspeed --include localhost:0 --num_gpus 2 train.py", "beside --include"),
+        ("torchrun $FLAGS train.py", r"\$FLAGS, which is not set"),
         ("bash run.sh", "put dsplan check before that line"),
         ("./go.sh", "put dsplan check before that line"),
         ("frobnicate train.py", "is no launcher that check knows"),
@@ -115,7 +174,9 @@ def test_what_cannot_be_read_is_one_line(text: str, said: str) -> None:
     assert "\n" not in str(problem.value)
 
 
-@pytest.mark.parametrize("text", ["cd x && torchrun train.py", "torchrun train.py | tee log", "torchrun 'train.py"])
+@pytest.mark.parametrize(
+    "text", ["cd x && torchrun train.py", "torchrun train.py; echo", "torchrun 'train.py", "torchrun train.py <(cat x)"]
+)
 def test_the_shell_s_own_words_are_refused(text: str) -> None:
     with pytest.raises(Problem):
         read_line([text], {})
