@@ -233,7 +233,8 @@ def _lint_source(source: Source, setting: Setting) -> FileFindings:
         spans = [one.values_at[at] for one in documents for at in one.open]
         documents = [define(one, setting.defines) for one in documents]
         open_values = _all_open(documents)
-        first = next((one for one in documents if one.open), document)
+        open_values |= {text: at for one in documents for at, text in one.more.items()}
+        first = next((one for one in documents if one.open or one.more), document)
         told_of = [_standing(reading, one, setting, open_values if one is first else {}) for one in documents]
         document, skipped = documents[0], told_of[0][1]
         findings = [finding for found, _ in told_of for finding in found]

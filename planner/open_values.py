@@ -40,8 +40,8 @@ def open_names(document: Document) -> dict[str, str]:
 
 
 def fillings(document: Document) -> Iterator[Document]:
-    """The document with other values in its open places each time; itself where it has none."""
-    if not document.open:
+    """The document with other values in its open places, and other members where some may be added; itself without such."""
+    if not document.open and not document.more:
         yield document
         return
     candidates = {pointer: _candidates(document, pointer) for pointer in document.open}
@@ -52,7 +52,37 @@ def fillings(document: Document) -> Iterator[Document]:
             order = draw.sample(values, len(values))
             extra = random.Random(f"{turn} {document.open[pointer]} {len(values)}")
             chosen[pointer] = order[turn] if turn < len(order) else extra.choice(order)
-        yield _with(document, chosen)
+        filled_in = _with(document, chosen)
+        for pointer in document.more if turn else ():  # the first try adds nothing: its words are those that are told
+            _add_members(filled_in, pointer, turn)
+        yield filled_in
+
+
+def _add_members(document: Document, pointer: str, turn: int) -> None:
+    """Known members that the block lacks, about half of them, with values that are allowed."""
+    block, node = document.at(pointer), lookup(pointer)
+    if not isinstance(block, dict) or node is None:
+        return
+    draw = random.Random(f"{turn} {pointer}")
+    place = document.values_at[pointer]
+    document.values_at, document.keys_at = dict(document.values_at), dict(document.keys_at)
+
+    def add(into: dict[str, Any], node: Node, pointer: str, share: float) -> None:
+        for name, member in node.get("properties", {}).items():
+            known = resolved(member)
+            if name in into or draw.random() > share or _OLD & known.keys():
+                continue
+            inner = f"{pointer}/{escape(name)}"
+            into[name] = copy.deepcopy(draw.choice([value for value in _allowed(known) if value is not _ABSENT]))
+            document.values_at[inner] = document.keys_at[inner] = place
+            if isinstance(into[name], dict):
+                add(into[name], known, inner, 0.5)
+
+    add(block, node, pointer, 0.5)
+
+
+_OLD = {"x-removed", "x-unread", "x-alias-of", "deprecated"}
+"""Of keys that nobody would add."""
 
 
 def _with(document: Document, values: Mapping[str, Any]) -> Document:

@@ -82,7 +82,7 @@ def _told(syntax: SyntaxProblem) -> SyntaxProblem:
 
 def _rendered(rendering: str, text: str, dialect: Dialect, reader: Reader) -> Reading:
     """One rendering of the text, its placeholders noted as open values."""
-    hidden, written = masked(rendering)
+    hidden, written, members = masked(rendering)
     reading = _parsed(hidden, dialect, reader)
     document = reading.document
     if document is not None:
@@ -92,6 +92,13 @@ def _rendered(rendering: str, text: str, dialect: Dialect, reader: Reader) -> Re
                 document.open[pointer] = written[start]
         _drop_open_keys(document)
         _note_texts(document)
+        for at, member in members.items():
+            around = [
+                (end - start, pointer) for pointer, (start, end) in document.values_at.items() if start <= at < end
+            ]
+            block = min(around, default=(0, ""))[1]
+            if isinstance(document.at(block), dict):
+                document.more.setdefault(block, member)
     return reading
 
 
@@ -109,9 +116,14 @@ def _parsed(text: str, dialect: Dialect, reader: Reader) -> Reading:
 
 def _drop_open_keys(document: Document) -> None:
     """Members whose key is a placeholder: which key that is nobody knows."""
-    for pointer in [pointer for pointer in document.keys_at if pointer.rpartition("/")[2].startswith(MARK)]:
+    keys = [(pointer, pointer.rpartition("/")[2]) for pointer in document.keys_at]
+    for pointer in [pointer for pointer, name in keys if name.startswith(MARK) or holes(name)]:
+        if pointer not in document.keys_at:  # inside one that is gone
+            continue
         path, _, name = pointer.rpartition("/")
         block = document.at(path)
+        start, end = document.keys_at[pointer]
+        document.more.setdefault(path, document.text[start:end])
         if isinstance(block, dict):
             block.pop(name, None)
         for table in (document.keys_at, document.values_at, document.open):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dsplan.schemas.json_parser import MAX_DEPTH
@@ -163,7 +163,51 @@ def python_documents(text: str, target: str, name: str) -> list[tuple[str, Docum
         names = list(dict.fromkeys(found_name for found_name, _ in found))
         has = f"; it gives one to {', '.join(names[:12])}" if names else ""
         raise Problem(f"{name}: no dict literal is given to {target or 'a name'}{has}")
-    return [(f"{wanted}:{node.lineno}" if several else wanted, _python_document(text, node)) for node in nodes]
+    documents = [(f"{wanted}:{node.lineno}" if several else wanted, _python_document(text, node)) for node in nodes]
+    for _, document in documents:
+        for written, pointer, is_value in _changes(tree, wanted, text):
+            if is_value and pointer in document.values_at:
+                document.open[pointer] = written
+            else:
+                document.more.setdefault(pointer.rpartition("/")[0] if is_value else pointer, written)
+    return documents
+
+
+_CHANGING = {"update", "setdefault", "pop", "clear", "popitem", "__setitem__"}
+"""Methods of a dict that change it."""
+
+
+def _changes(tree: ast.AST, name: str, text: str) -> Iterator[tuple[str, str, bool]]:
+    """Where a program changes the dict of that name later: as it is written, which part, and whether that value alone."""
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AugAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Delete):
+            targets = node.targets
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+            pointer = _part_of(node.func.value, name)
+            if pointer is not None:
+                yield ast.get_source_segment(text, node.func) or name, pointer, False
+        for target in targets:
+            pointer = _part_of(target, name)
+            if pointer:
+                yield ast.get_source_segment(text, target) or name, pointer, True
+            elif pointer == "" and isinstance(node, ast.AugAssign):
+                yield f"{name} |=", "", False
+
+
+def _part_of(node: ast.expr, name: str) -> str | None:
+    """The pointer of config["a"]["b"] into config; up to the first key that is no text. None where it is another's."""
+    keys: list[str] = []
+    while isinstance(node, ast.Subscript):
+        key = node.slice
+        keys = [key.value, *keys] if isinstance(key, ast.Constant) and isinstance(key.value, str) else []
+        node = node.value
+    called = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+    return "".join(f"/{escape(key)}" for key in keys) if called == name else None
 
 
 def _dicts(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -192,7 +236,7 @@ def _is_dict_call(node: ast.expr) -> bool:
 
 def _python_document(text: str, node: ast.expr) -> Document:
     document = Document(text, "python")
-    lines = text.encode().splitlines(keepends=True) if not text.isascii() else []
+    lines = text.removeprefix("\ufeff").encode().splitlines(keepends=True) if not text.isascii() else []
 
     def offset(line: int, byte: int) -> int:
         column = len(lines[line - 1][:byte].decode(errors="ignore")) if lines else byte
@@ -208,7 +252,8 @@ def _python_document(text: str, node: ast.expr) -> Document:
             return members([(key, key, entry) for key, entry in zip(there.keys, there.values, strict=True)], pointer)
         if _is_dict_call(there):
             assert isinstance(there, ast.Call)
-            return members([(ast.Constant(word.arg), word, word.value) for word in there.keywords], pointer)
+            words = [(ast.Constant(word.arg) if word.arg else None, word, word.value) for word in there.keywords]
+            return members(words, pointer)
         if isinstance(there, (ast.List, ast.Tuple)):
             return [value(entry, f"{pointer}/{index}") for index, entry in enumerate(there.elts)]
         known = _constant(there)
@@ -217,11 +262,13 @@ def _python_document(text: str, node: ast.expr) -> Document:
             return None
         return known
 
-    def members(parts: list[tuple[ast.expr | None, Any, ast.expr]], pointer: str) -> dict[str, Any]:
+    def members(parts: Sequence[tuple[ast.expr | None, Any, ast.expr]], pointer: str) -> dict[str, Any]:
         into: dict[str, Any] = {}
         for key, key_place, entry in parts:
             if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-                continue  # ** and computed keys: what they add is not known
+                start, end = place(entry if key is None else key_place)
+                document.more.setdefault(pointer, ("**" if key is None else "") + text[start:end])
+                continue  # what it adds is not known
             inner = f"{pointer}/{escape(key.value)}"
             start, end = place(key_place)
             place_of_key = (start, start + len(key.value)) if isinstance(key_place, ast.keyword) else (start, end)

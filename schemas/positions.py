@@ -88,7 +88,8 @@ class Document:
     """A parsed text. `value` is plain Python; every place is known by its JSON pointer.
 
     Where a key is there twice, the last one counts, as in both readers' dicts; `duplicates` lists them. `open`: the values
-    that the text leaves to somebody else (placeholders, names of a program), by pointer, as they are written.
+    that the text leaves to somebody else (placeholders, names of a program), by pointer, as they are written; `more`: the
+    objects to which somebody else adds members, likewise.
     """
 
     def __init__(self, text: str, dialect: Dialect):
@@ -100,6 +101,7 @@ class Document:
         self.values_at: dict[str, tuple[int, int]] = {}
         self.keys_at: dict[str, tuple[int, int]] = {}
         self.open: dict[str, str] = {}
+        self.more: dict[str, str] = {}
 
     def span(self, pointer: str) -> Span:
         """Of the value."""
@@ -138,6 +140,7 @@ class Document:
         inner.values_at.update({at[size:]: span for at, span in self.values_at.items() if at.startswith(inside)})
         inner.keys_at.update({at[size:]: span for at, span in self.keys_at.items() if at.startswith(inside)})
         inner.open.update({at[size:]: text for at, text in self.open.items() if at.startswith(inside)})
+        inner.more.update({at[size:]: text for at, text in self.more.items() if at == pointer or at.startswith(inside)})
         inner.duplicates = [
             Duplicate(duplicate.pointer[len(pointer) :], duplicate.first, duplicate.again)
             for duplicate in self.duplicates

@@ -36,20 +36,25 @@ def is_template(text: str) -> bool:
     return "$" in text or "{{" in text or has_blocks(text) or _BARE.search(text) is not None
 
 
-def masked(text: str) -> tuple[str, dict[int, str]]:
-    """The text, as long as before, with quoted MARKs for each placeholder outside quotes; and where each began, as written."""
+def masked(text: str) -> tuple[str, dict[int, str], dict[int, str]]:
+    """The text, as long as before, with quoted MARKs for each placeholder outside quotes; where each began, as written.
+
+    Last, the same of those that stand for whole members, of which nothing is left.
+    """
     written: dict[int, str] = {}
+    members: dict[int, str] = {}
     chars = list(text)
     for start, end, is_member in _outside_quotes(text):
         if _SEPARATOR.match(text, start):
             chars[start:end] = blank(text[start:end])
         elif is_member:  # which members these are is not known
+            members[start] = text[start:end]
             chars[start:end] = blank(text[start:end])
             chars[_comma_beside(text, chars, start, end)] = " "
         else:
             written[start] = text[start:end]
             chars[start:end] = _quoted(text[start:end])
-    return "".join(chars), written
+    return "".join(chars), written, members
 
 
 def holes(text: str) -> list[str]:

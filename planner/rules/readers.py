@@ -25,12 +25,14 @@ def open_placeholders(document: Document, open_values: Mapping[str, str]) -> Ite
     """
     named = [f"{name} (of {title(pointer) or 'the whole file'})" for name, pointer in open_values.items()]
     first, one = next(iter(open_values)), len(named) == 1
+    fills = f"--define {first}=VALUE fills {'it' if one else 'one'}"
+    whole = isinstance(document.at(open_values[first]), dict)  # members of a block that nobody can name
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     yield Hit(
         open_values[first],
         f"{', '.join(named[:MOST_NAMED])}{more} {'is' if one else 'are'} not known here; what depends on "
         f"{'it' if one else 'them'} is not linted",
-        remedy=f"--define {first}=VALUE fills {'it' if one else 'one'}",
+        remedy="" if whole else fills,
     )
 
 

@@ -120,6 +120,32 @@ def test_branches_that_exclude_each_other_are_not_read_together() -> None:
     assert rules_of(text) == ["DSP070"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = {**base, "zero_optimization": {"offload_param": {"device": "cpu"}, **zero}}',
+        'x = dict(zero_optimization={"offload_param": {"device": "cpu"}}, **base)\nx["zero_optimization"]["stage"] = 3',
+        'x = {"zero_optimization": {"offload_param": {"device": "cpu"}, key: 3}, other: 1}',
+        'x = {"zero_optimization": {"offload_param": {"device": "cpu"}}}\nx.update(base)\nx["zero_optimization"].update(z)',
+        'x = {"zero_optimization": {"stage": 0, "offload_param": {"device": "cpu"}}}\nx["zero_optimization"]["stage"] = s\nx |= base',
+    ],
+)
+def test_members_that_a_program_adds_may_be_any(text: str, tmp_path: Path) -> None:
+    """No word of a batch size, of clipping or of the stage, which may be among them; what is wrong whatever they are is told."""
+    (tmp_path / "t.py").write_text(text.replace('"cpu"', '"cpu", "buffer_cnt": 5'))
+    [found] = lint([f"{tmp_path / 't.py'}#x"])
+    assert [finding.rule for finding in found.findings if finding.rule != "DSP070"] == ["DSP001"]
+
+
+def test_members_that_a_template_adds_may_be_any() -> None:
+    assert rules_of('{ {{ base }}, "zero_optimization": {"offload_param": {"device": "cpu"}, {{ zero }} } }') == [
+        "DSP070"
+    ]
+    assert rules_of('{ {{ base }}: 1, "zero_optimization": {"offload_param": {"device": "cpu"}, "${K}": 3 } }') == [
+        "DSP070"
+    ]
+
+
 def test_a_loop_is_read_as_of_one_entry() -> None:
     text = """{"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "Adam", "params": {"betas":
       [{% for b in betas %}{{ b }}{% if not loop.last %}, {% endif %}{% endfor %}], "lr": 0.1, "adam_w_mode": true}}}"""
