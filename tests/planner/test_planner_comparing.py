@@ -35,6 +35,11 @@ def compared(folder: Path, a: str, b: str, gpus: int | None = None, companion: C
         ("{T, 'gradient_cliping': 9}", "{T}"),
         ("{T, 'steps_per_print': 10, 'wall_clock_breakdown': true}", "{T}"),
         ("{T, 'communication_data_type': 'FP16'}", "{T, 'communication_data_type': 'fp16'}"),
+        ("{T, ADAM, 'scheduler': {'type': 'WarmupLR', 'params': {}}}", "{T, ADAM, 'scheduler': {'type': 'WarmupLR', 'params': {'warmup_min_lr': 0, 'warmup_max_lr': 1e-3, 'warmup_num_steps': 1000, 'warmup_type': 'log'}}}"),
+        ("{T, 'optimizer': {'type': 'Lamb', 'params': {'lr': 1e-3}}}", "{T, 'optimizer': {'type': 'Lamb', 'params': {'max_coeff': 10, 'betas': [0.9, 0.999]}}}"),
+        ("{T, ADAM}", "{T, 'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3, 'torch_adam': true, 'adam_w_mode': false}}}"),
+        ("{T, 'data_efficiency': {'enabled': false, 'seed': 5, 'data_routing': {'enabled': true}}}", "{T}"),
+        ("{T, 'sequence_parallel_size': 2}", "{T}"),
     ],
 )  # fmt: skip
 def test_the_same_model(tmp_path: Path, a: str, b: str) -> None:
@@ -47,6 +52,10 @@ def test_the_same_model(tmp_path: Path, a: str, b: str) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "because"),
     [
+        ("{T}", "{T, 'tensor_parallel': {'autotp_size': 2}}", "a step holds other samples: tensor_parallel.autotp_size is 1 in A and 2 in B"),
+        ("{'train_micro_batch_size_per_gpu': 2}", "{'train_micro_batch_size_per_gpu': 2, 'sequence_parallel_size': 2}", "the global batch differs: sequence_parallel_size is 1 in A and 2 in B"),
+        ("{T, ADAM, 'scheduler': {'type': 'WarmupDecayLR', 'params': {'total_num_steps': 9}}}", "{T, ADAM, 'scheduler': {'type': 'WarmupDecayLR', 'params': {'total_num_steps': 9, 'warmup_max_lr': 0.01}}}", "scheduler.params.warmup_max_lr is 0.001 in A and 0.01 in B"),
+        ("{T, ADAM}", "{T, 'optimizer': {'type': 'Adam', 'params': {'lr': 0.001, 'adam_w_mode': false}}}", "optimizer.params.adam_w_mode is true in A and false in B"),
         ("{T}", "{'train_batch_size': 32}", "the global batch is 64 in A and 32 in B"),
         ("{T, 'bf16': {'enabled': true}}", "{T}", "bf16.enabled is true in A and false in B"),
         ("{T, 'gradient_clipping': 0}", "{T}", "gradient_clipping is 0 in A and 1.0 in B"),
@@ -135,3 +144,7 @@ AUTO_MICRO = '{"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_
 def test_an_auto_that_nobody_filled_is_equal_to_itself_alone(tmp_path: Path, a: str, b: str, because: str) -> None:
     assert compared(tmp_path, a, b).because == (because,)
     assert compared(tmp_path, a, a).same_model
+
+
+def test_a_block_that_one_side_lacks_is_one_reason(tmp_path: Path) -> None:
+    assert compared(tmp_path, _text("{T, ADAM}"), _text("{T}")).because == ('optimizer.type is "AdamW" in A only',)
