@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from dsplan.planner.quick import quick_lint
-from dsplan.planner.terminal import CLEAN, COULD_NOT_RUN, error
+from dsplan.planner.terminal import CLEAN, COULD_NOT_RUN, error, version
 from dsplan.schemas.problem import Problem
 
 
@@ -28,15 +28,25 @@ def app(arguments: Sequence[str], **options: Any) -> Any:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    built.callback()(_group)
+
+    def group(
+        wanted: bool = typer.Option(False, "--version", is_eager=True, callback=_show_version, help="Say which it is."),
+    ) -> None:
+        """Keeps the name of the command on the command line where only one is registered."""
+
+    built.callback()(group)
     wanted = arguments[0] if arguments else ""
     for name in [wanted] if wanted in COMMANDS else COMMANDS:
         built.command(name, **COMMANDS[name])(getattr(import_module(f"dsplan.planner.commands.{name}"), name))
     return built(list(arguments), **options)
 
 
-def _group() -> None:
-    """Keeps the name of the command on the command line where only one is registered."""
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import typer
+
+        typer.echo(f"dsplan {version() or 'of a source tree'}")
+        raise typer.Exit(CLEAN)
 
 
 def _read_by_typer(arguments: Sequence[str]) -> int:

@@ -76,14 +76,25 @@ def _colored(text: str, code: str, color: bool) -> str:
 
 
 def summary(files: Sequence[FileFindings]) -> str:
-    counts = Counter(finding.severity for file in files for finding in file.findings)
+    findings = [finding for file in files for finding in file.findings]
+    counts = Counter(finding.severity for finding in findings)
     said = [_plural(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
-    readers = Counter(_reader(file) for file in files)
+    configs = [
+        file for file in files if not file.file.endswith("pyproject.toml")
+    ]  # of which only its ignores are judged
+    readers = Counter(_reader(file) for file in configs)
     if len(readers) == 1:
-        read = f"read as {next(iter(readers))} reads {'it' if len(files) == 1 else 'them'}"
+        read = f"read as {next(iter(readers))} reads {'it' if len(configs) == 1 else 'them'}"
     else:
-        read = "read as by " + ", ".join(f"{reader} ({count})" for reader, count in readers.items())
-    return f"{', '.join(said) or 'no findings'} in {_plural(len(files), 'file')}, {read}{_skipped(files)}"
+        read = "read as their readers do: " + ", ".join(f"{reader} ({count})" for reader, count in readers.items())
+    where = f"in {_plural(len(configs), 'file')}, {read}{_skipped(files)}"
+    return f"{', '.join(said) or 'no findings'} {where}{_fixable(findings)}"
+
+
+def _fixable(findings: Sequence[Finding]) -> str:
+    safe, unsafe = (sum(one.fix is not None and one.fix.safe is kind for one in findings) for kind in (True, False))
+    parts = [f"{safe} fixable with --fix"] * (safe > 0) + [f"{unsafe} with --unsafe-fixes"] * (unsafe > 0)
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _reader(file: FileFindings) -> str:

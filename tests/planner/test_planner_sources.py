@@ -235,3 +235,35 @@ def test_output_that_cannot_hold_a_character_escapes_it(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b'\\xe4.json:1:51: warning: unknown key "\\xf6"' in done.stdout
+
+
+def test_jinja_in_a_yaml_file_leaves_values_open(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(
+        "who: {{ who }}\n{% if big %}\nx: 1\n{% endif %}\ndeepspeed:\n  train_batch_size: {{ batch }}\n"
+        "  gradient_clipping: 1.0\n  {{ key }}: 1\n  zero_optimisation: {stage: 2}\n  wall_clock_breakdown: {{ y | int }}\n"
+    )
+    (found,) = lint([f"{tmp_path / 't.yaml'}#/deepspeed"])
+    assert [(one.rule, one.span.line) for one in found.findings] == [("DSP070", 6), ("DSP001", 9)]
+    assert {"batch", "y"} <= set(found.placeholders)
+    (filled,) = lint([f"{tmp_path / 't.yaml'}#/deepspeed"], defines={"batch": "0"})
+    assert ("DSP004", "/train_batch_size") in [(one.rule, one.pointer) for one in filled.findings]
+    (tmp_path / "t.yaml").write_text("deepspeed: {{ ds }}\n")
+    with pytest.raises(Problem, match=r"/deepspeed is \{\{ ds \}\}, which is not known here"):
+        lint([f"{tmp_path / 't.yaml'}#/deepspeed"])
+
+
+def test_a_key_twice_in_yaml_is_a_warning_since_its_reader_keeps_the_last(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("ds: {train_batch_size: 8, train_batch_size: 9, gradient_clipping: 1.0}\n")
+    (found,) = lint([f"{tmp_path / 't.yaml'}#/ds"])
+    assert [(one.rule, one.severity, one.raises) for one in found.findings] == [("DSP006", "warning", None)]
+    assert "only this one counts" in found.findings[0].message
+
+
+@pytest.mark.parametrize(("name", "text"), [("t.py#ds", "ds = {}"), ("t.yaml#/ds", "ds: {}")])
+def test_a_byte_order_mark_of_another_language_is_none_of_lints(name: str, text: str, tmp_path: Path) -> None:
+    body = '{"train_batch_size": 8, "gradient_clipping": 1.0, "our_own": 1}'
+    (tmp_path / name.partition("#")[0]).write_text("\ufeff" + text.replace("{}", body), "utf-8")
+    (found,) = lint([str(tmp_path / name)])
+    (finding,) = found.findings
+    column = text.index("{") + body.index('"our_own"') + 1
+    assert (finding.rule, finding.span.column, finding.span.end_column) == ("DSP001", column, column + 9)
