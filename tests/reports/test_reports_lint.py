@@ -55,7 +55,7 @@ def test_text_has_place_snippet_caret_and_count() -> None:
         '  |   ^~~~~~~~~~~~~~~~~~~ write "zero_optimization"',
     ]
     assert re.fullmatch(
-        r"1 error in 1 file, read as DeepSpeed 0\.19\.8 reads it \(\d+ rules skipped: pass --args, --cluster, --model\)", last
+        r"1 error in 1 file, read as DeepSpeed 0\.19\.8 reads it \(\d+ rules skipped: pass --args, --cluster, --model\); 1 fixable with --fix", last
     )
 
 
