@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.known_keys import Node, lookup, resolved
 from dsplan.schemas.positions import Document, escape, steps
 from dsplan.schemas.templates import filled, holes, names
@@ -68,9 +69,11 @@ def _add_members(document: Document, pointer: str, turn: int) -> None:
     document.values_at, document.keys_at = dict(document.values_at), dict(document.keys_at)
 
     def add(into: dict[str, Any], node: Node, pointer: str, share: float) -> None:
-        for name, member in node.get("properties", {}).items():
+        properties = node.get("properties", {})
+        meant = {nearest(name, properties) for name in into if name not in properties}  # it stands here, misspelt
+        for name, member in properties.items():
             known = resolved(member)
-            if name in into or draw.random() > share or _OLD & known.keys():
+            if name in into or name in meant or draw.random() > share or _OLD & known.keys():
                 continue
             inner = f"{pointer}/{escape(name)}"
             into[name] = copy.deepcopy(draw.choice([value for value in _allowed(known) if value is not _ABSENT]))
@@ -107,7 +110,8 @@ def _with(document: Document, values: Mapping[str, Any]) -> Document:
 def _candidates(document: Document, pointer: str) -> tuple[Any, ...]:
     text = document.open[pointer]
     if document.raw(pointer)[:1] in "\"'" and holes(text) != [text]:
-        return (text,)  # a placeholder inside a longer text: a text, whatever comes
+        texts = _allowed(resolved(node)) if (node := lookup(pointer)) is not None else ()
+        return (text, *(value for value in texts if isinstance(value, str) and value != text))  # a text, whatever comes
     node = lookup(pointer)
     return _allowed(resolved(node)) if node is not None else _UNKNOWN
 

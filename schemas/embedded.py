@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dsplan.schemas.jinja import has_blocks, renderings
 from dsplan.schemas.json_parser import MAX_DEPTH
 from dsplan.schemas.positions import Document, Duplicate, SyntaxProblem, escape, shape
 from dsplan.schemas.problem import Problem
+from dsplan.schemas.templates import MARK
 
 MOST_CHARACTERS = {"YAML": 200_000, "Python": 500_000}
 """What their parsers read within a second. Longer files hold data, not settings."""
@@ -27,10 +30,12 @@ def yaml_document(text: str, pointer: str, name: str) -> Document:
 
     _check_length(text, "YAML", name)
     document = Document(text, "yaml")
-    loader = _yaml_loader(text, document, yaml)
+    hidden, written = _yaml_template(text)
+    loader = _yaml_loader(hidden, document, yaml)
     try:
         node = loader.get_single_node()
-        _YamlReader(loader, document, yaml).read(node)
+        _YamlReader(loader, document, yaml, written).read(node)
+        document.open.update({at: written[start] for at, (start, _) in document.values_at.items() if start in written})
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         at = min(mark.index, len(text)) if mark is not None else 0
@@ -43,6 +48,28 @@ def yaml_document(text: str, pointer: str, name: str) -> Document:
     finally:
         loader.dispose()
     return at_pointer(document, pointer, name)
+
+
+_EXPRESSIONS = re.compile(
+    r"""(?P<text>"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|(?:^|[ \t])\#[^\n]*)"""
+    r"""|(?P<open>(?:[^\s"'{}\[\],:#]*\{\{[^{}\n]*\}\}[^\s"'{}\[\],:#]*)+)""",
+    re.MULTILINE,
+)
+"""Jinja's {{ x }} outside quotes and comments, with what is written against it."""
+
+
+def _yaml_template(text: str) -> tuple[str, dict[int, str]]:
+    """The text, as long as before, without Jinja: the first branch of its blocks; expressions quoted, and where each began."""
+    written: dict[int, str] = {}
+
+    def quoted(match: re.Match[str]) -> str:
+        if match["open"] is None:
+            return match[0]
+        written[match.start()] = match[0]
+        return f'"{MARK * (len(match[0]) - 2)}"'
+
+    plain = next(iter(renderings(text))) if has_blocks(text) else text
+    return (_EXPRESSIONS.sub(quoted, plain) if "{{" in plain else plain), written
 
 
 def _yaml_loader(text: str, document: Document, yaml: Any) -> Any:
@@ -71,6 +98,10 @@ def at_pointer(document: Document, pointer: str, name: str) -> Document:
         there = document.value
         beside = f"; its keys are {', '.join(map(str, list(there)[:12]))}" if isinstance(there, dict) and there else ""
         raise Problem(f"{name}: has no {pointer}{beside}")
+    if pointer in document.open:
+        raise Problem(
+            f"{name}: {pointer} is {document.open[pointer]}, which is not known here; lint what it stands for"
+        )
     part = document.part(pointer) if pointer else document
     if not isinstance(part.value, dict):
         if isinstance(part.value, str):
@@ -82,8 +113,8 @@ def at_pointer(document: Document, pointer: str, name: str) -> Document:
 class _YamlReader:
     """Walks over the nodes of one YAML text and notes each value with its place."""
 
-    def __init__(self, loader: Any, document: Document, yaml: Any):
-        self.loader, self.document, self.yaml = loader, document, yaml
+    def __init__(self, loader: Any, document: Document, yaml: Any, written: Mapping[int, str]):
+        self.loader, self.document, self.yaml, self.written = loader, document, yaml, written
         self.nodes = 0
 
     def read(self, node: Any) -> None:
@@ -117,6 +148,9 @@ class _YamlReader:
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, self.yaml.ScalarNode) else "?"
             inner, place = f"{pointer}/{escape(key)}", _place(key_node)
+            if place[0] in self.written:  # a key that nobody knows yet
+                self.document.more.setdefault(pointer, self.written[place[0]])
+                continue
             if key in into:
                 first = self.document.keys_at[inner]
                 if first in written:

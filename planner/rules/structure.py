@@ -185,13 +185,14 @@ def duplicate_key(document: Document, reader: str) -> Iterator[Hit]:
     """
     for duplicate in document.duplicates:
         name, line = steps(duplicate.pointer)[-1], duplicate.first.line
-        fate = "DeepSpeed refuses the file" if reader == "deepspeed" else "only this one counts"
+        refused = reader == "deepspeed" and document.dialect != "yaml"  # PyYAML keeps the last one
+        fate = "DeepSpeed refuses the file" if refused else "only this one counts"
         yield Hit(
             duplicate.pointer,
             f"key {shape(name)} stands here a second time (first in line {line}); {fate}",
             remedy="remove one of the two",
-            severity=ERROR if reader == "deepspeed" else WARNING,
-            raises="load" if reader == "deepspeed" else None,
+            severity=ERROR if refused else WARNING,
+            raises="load" if refused else None,
             span=duplicate.again,
         )
 
@@ -319,7 +320,7 @@ def byte_order_mark(document: Document, reader: str) -> Iterator[Hit]:
     Fix:    safe
     Source: transformers/integrations/deepspeed.py, HfDeepSpeedConfig (json.load)
     """
-    if document.text.startswith(BOM):
+    if document.text.startswith(BOM) and document.dialect in ("json", "hjson"):
         yield Hit(
             "",
             "the file starts with a byte-order mark; HF Trainer and Accelerate cannot read it",

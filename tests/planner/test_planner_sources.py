@@ -267,3 +267,15 @@ def test_a_byte_order_mark_of_another_language_is_none_of_lints(name: str, text:
     (finding,) = found.findings
     column = text.index("{") + body.index('"our_own"') + 1
     assert (finding.rule, finding.span.column, finding.span.end_column) == ("DSP001", column, column + 9)
+
+
+def test_a_misspelt_key_beside_members_that_nobody_knows_is_named() -> None:
+    found = lint_text(
+        '{"train_batch_size": 8, ${MORE}, "zero_optimisation": {"stage": 2}, "fp16": {${X}, "enable": true}}'
+    )
+    assert [one.pointer for one in found.findings if one.severity == "error"] == ["/zero_optimisation", "/fp16/enable"]
+
+
+def test_a_name_that_a_placeholder_completes_may_be_any() -> None:
+    assert "DSP601" not in rules_of('{"train_batch_size": 8, "optimizer": {"type": "${KIND}W"}}')
+    assert "DSP003" in rules_of('{"train_batch_size": "1${X}"}')  # a text, whatever it is
