@@ -1,44 +1,31 @@
-"""Lint: files in, findings out. Imports neither torch nor anything else that is heavy."""
+"""Lint: files in, findings out. Imports neither torch nor anything else that is heavy.
+
+sources.py finds the texts, reading.py reads them, judging.py asks the rules.
+"""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsplan.planner import project as projects
-from dsplan.planner import suppressing
-from dsplan.planner.open_values import define, fillings, open_names
-from dsplan.planner.reading import Reading, read
-from dsplan.planner.releasing import NEWEST, released
-from dsplan.planner.rules import RULES, Hit, Rule, holding, run
+from dsplan.planner.choosing import chosen_rules
+from dsplan.planner.judging import Setting, lint_source, within
+from dsplan.planner.releasing import released
+from dsplan.planner.rules import RULES, Rule
 from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.models import ModelFacts
 from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
-from dsplan.schemas.config import AUTO, DsConfig, read_config
-from dsplan.schemas.config import ConfigError as _ConfigError
-from dsplan.schemas.finding import FileFindings, Finding, Moment, Reader, SkippedRule, Span
-from dsplan.schemas.known_keys import at_release
-from dsplan.schemas.positions import Document, steps
+from dsplan.schemas.finding import FileFindings, Reader
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
-    from dsplan.planner.filling import Filled
     from dsplan.planner.load import Subject
     from dsplan.schemas.releases import Upgrade
 
-NEEDS = {
-    "cluster": "--cluster",
-    "zero_stage": "--args",
-    "companion": "--args",
-    "fit": "--model",
-    "model": "--model",
-}
-"""What a rule may need and the user can give, to the option that gives it."""
+__all__ = ["Setting", "lint", "lint_source", "lint_text", "linter", "setting_of"]
 
 
 def lint(
@@ -167,270 +154,6 @@ def lint_text(
     return lint_source(Source(name, text, name), within(setting, project))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """All beside the text that a finding may depend on."""
-
-    cluster: Cluster | None
-    reader: str
-    engine: str
-    rules: tuple[Rule, ...]
-    companion: Companion | None
-    fit: Fit | Callable[[dict[str, Any]], Fit | str] | None
-    defines: Mapping[str, str]
-    facts: ModelFacts | None = None
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    release: str | None = None
-    """An earlier release of DeepSpeed, of those that were asked; None: the newest."""
-    asked: bool = False
-    """The options name the release."""
-    upgrade: Upgrade | None = None
-    project_of: Callable[[str], projects.Project | None] = projects.none
-    project: projects.Project | None = None
-
-
-def within(setting: Setting, project: projects.Project | None) -> Setting:
-    """The setting, and what the project says where the options say nothing."""
-    if project is None:
-        return setting
-    try:
-        rules = chosen_rules(setting.select or project.select, setting.ignore or project.ignore)
-        _check_known(pattern for patterns in project.per_file_ignores.values() for pattern in patterns)
-        named = project.deepspeed_version if not setting.asked else None
-        release = released(named)[0] if named else setting.release
-    except Problem as problem:
-        raise Problem(f"{project.file}: {problem}") from problem
-    return replace(
-        setting,
-        cluster=setting.cluster or project.cluster,
-        reader=project.reader if project.reader and setting.reader == "auto" else setting.reader,
-        rules=tuple(rules),
-        release=release,
-        project=project,
-    )
-
-
-def lint_source(source: Source, setting: Setting) -> FileFindings:
-    """The findings of one source, with the keys of the setting's release."""
-    setting = within(setting, setting.project_of(source.path))
-    with at_release(setting.release):
-        return _lint_source(source, setting)
-
-
-def _lint_source(source: Source, setting: Setting) -> FileFindings:
-    """Of a template, what any of its branches brings."""
-    reading = read(source, setting.reader, setting.companion.kind if setting.companion else None)
-    document = reading.document
-    findings: list[Finding]
-    skipped: list[SkippedRule]
-    placeholders: tuple[str, ...] = ()
-    if document is None:
-        findings, skipped = _findings(reading, None, setting, {})
-    else:
-        documents = [document, *reading.others]
-        placeholders = tuple(dict.fromkeys(name for one in documents for name in open_names(one)))
-        spans = [one.values_at[at] for one in documents for at in one.open]
-        documents = [define(one, setting.defines) for one in documents]
-        open_values = _all_open(documents)
-        open_values |= {text: at for one in documents for at, text in one.more.items()}
-        first = next((one for one in documents if one.open or one.more), document)
-        told_of = [_standing(reading, one, setting, open_values if one is first else {}) for one in documents]
-        document, skipped = documents[0], told_of[0][1]
-        findings = [finding for found, _ in told_of for finding in found]
-        findings += _idle_suppressions(document, reading.read_as, setting, findings, skipped)
-        if source.embedded is not None:  # edits are written for a configuration's own file
-            spans = [(0, len(source.text))]
-        findings = [_without_fix_over(spans, finding) for finding in findings]
-    findings.sort(key=lambda finding: (finding.span.line, finding.span.column, finding.rule))
-    patterns = [entry.pattern for entry in suppressing.own_entries(document)]
-    patterns += setting.project.ignored_in(source.path) if setting.project else ()
-    told, suppressed = suppressing.sifted(tuple(dict.fromkeys(findings)), patterns)
-    return FileFindings(
-        file=source.name,
-        part=source.name.removeprefix(source.path),
-        read_as=reading.read_as,
-        text=source.text,
-        release=setting.release or NEWEST,
-        findings=told,
-        skipped_rules=tuple(skipped),
-        placeholders=placeholders,
-        asked=frozenset(rule.id for rule in holding(setting.rules, setting.release)),
-        suppressed=suppressed,
-    )
-
-
-def _all_open(documents: Sequence[Document]) -> dict[str, str]:
-    """The open names of all documents, those of the first document that has any first."""
-    names: dict[str, str] = {}
-    for document in documents:
-        names = {**names, **{name: at for name, at in open_names(document).items() if name not in names}}
-    return names
-
-
-def _standing(
-    reading: Reading, document: Document, setting: Setting, open_values: Mapping[str, str]
-) -> tuple[list[Finding], list[SkippedRule]]:
-    """The findings that stand whatever the document's open values are."""
-    tries = [_findings(reading, tried, setting, open_values) for tried in fillings(document)]
-    common = set.intersection(*(set(found) for found, _ in tries))
-    return [finding for finding in tries[0][0] if finding in common], tries[0][1]
-
-
-def _without_fix_over(spans: Sequence[tuple[int, int]], finding: Finding) -> Finding:
-    """The finding, without a fix that would write over one of the spans: what stands there is not ours to replace."""
-    edits = finding.fix.edits if finding.fix else ()
-    over = any(edit.start < end and start < max(edit.end, edit.start + 1) for edit in edits for start, end in spans)
-    return replace(finding, fix=None) if over else finding
-
-
-def _findings(
-    reading: Reading, document: Document | None, setting: Setting, open_values: Mapping[str, str]
-) -> tuple[list[Finding], list[SkippedRule]]:
-    """What each rule says of the document, and the rules that could not speak."""
-    needs = dict(NEEDS)
-    context: dict[str, Any] = {"reader": reading.read_as}
-    if setting.cluster is not None:
-        context["cluster"] = setting.cluster
-    else:
-        context["world_size_unknown"] = True
-    if setting.companion is not None:
-        context["companion"] = setting.companion
-    if document is not None:
-        context["document"] = document
-        filled = filled_of(document, setting.companion, setting.cluster) if setting.companion else {}
-        if setting.companion:
-            context["filled"] = filled
-        context |= _meaning(document, reading.read_as, {at: value.value for at, value in filled.items()})
-        if reading.read_as != "deepspeed":
-            context["hf_reader"] = reading.read_as
-        if reading.elsewhere is not None:
-            context["elsewhere"] = reading.elsewhere
-        if reading.guessed:
-            context["guessed"] = True
-        if reading.broken is not None:
-            context["broken_branch"] = reading.broken
-        if setting.project is not None and setting.project.policies:
-            context["policies"] = setting.project.policies
-        if open_values:
-            context["open_values"] = open_values
-        if setting.engine in ("native", "both") and isinstance(document.value, dict):
-            context["native"] = document.value
-        if setting.facts is not None:
-            context["model"] = setting.facts
-        if setting.fit is not None and isinstance(document.value, dict):
-            told = setting.fit(document.value) if callable(setting.fit) else setting.fit
-            if isinstance(told, str):
-                needs["fit"] = told
-            else:
-                context["fit"] = told
-    else:
-        context["syntax"] = reading.syntax
-    if setting.release is not None:
-        context["release"] = setting.release
-    if setting.upgrade is not None:
-        context["upgrade"] = setting.upgrade
-    findings: list[Finding] = []
-    skipped: list[SkippedRule] = []
-    for rule in holding(setting.rules, setting.release):
-        missing = [need for need in rule.needs if need not in context]
-        if not missing:
-            findings += [_finding(rule, hit, document, reading.read_as) for hit in run(rule, context)]
-        elif document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
-            skipped.append(SkippedRule(rule=rule.id, needs=" ".join(needs[need] for need in missing)))
-    if document is not None and (setting.release is not None or setting.upgrade is not None):
-        from dsplan.planner.rules.releases import told_once
-
-        findings = told_once(document, findings)
-    return findings, skipped
-
-
-def _idle_suppressions(
-    document: Document, read_as: Reader, setting: Setting, findings: Sequence[Finding], skipped: Sequence[SkippedRule]
-) -> list[Finding]:
-    """What the file ignores in vain: judged once all other rules have spoken."""
-    entries = suppressing.own_entries(document)
-    missing = {skip.rule for skip in skipped}
-    ran = {rule.id: rule.name for rule in setting.rules if rule.id not in missing}
-    idle = suppressing.unused(entries, findings, ran.items(), [(rule.id, rule.name) for rule in RULES.values()])
-    context = {"idle_suppressions": idle}
-    judges = [rule for rule in setting.rules if idle and rule.needs == ("idle_suppressions",)]
-    return [_finding(rule, hit, document, read_as) for rule in judges for hit in run(rule, context)]
-
-
-def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:
-    """The rules that --select and --ignore leave. An id, a name, or a beginning such as DSP1 or DSP10."""
-    wanted, unwanted = list(select), list(ignore)
-    _check_known(wanted + unwanted)
-
-    def matches(rule: Rule, pattern: str) -> bool:
-        return suppressing.meant(pattern, rule.id, rule.name)
-
-    chosen = [
-        rule
-        for rule in RULES.values()
-        if (not wanted or any(matches(rule, pattern) for pattern in wanted))
-        and not any(matches(rule, pattern) for pattern in unwanted)
-    ]
-    if not chosen:
-        raise Problem("--select and --ignore leave no rule; take one of them back")
-    return chosen
-
-
-def _check_known(patterns: Iterable[str]) -> None:
-    """Problem where one is of no rule."""
-    for pattern in dict.fromkeys(patterns):
-        if not any(suppressing.meant(pattern, rule.id, rule.name) for rule in RULES.values()):
-            raise Problem(f"{pattern!r} is no rule; dsplan rules lists them")
-
-
-def _meaning(document: Document, reader: Reader, filled: Mapping[str, Any]) -> dict[str, Any]:
-    """config and zero_stage, as far as they are known. A value that is wrong counts as absent: other rules speak of it."""
-    if not isinstance(document.value, dict):
-        return {}
-    raw = copy.deepcopy(document.value)
-    for pointer, value in document.walk():
-        if isinstance(value, float) and not math.isfinite(value):
-            _remove(raw, pointer)
-    for pointer, value in filled.items():
-        if document.at(pointer) == AUTO:
-            _replace(raw, pointer, value)
-    config = _tolerant(raw)
-    if config is None:
-        return {}
-    meaning: dict[str, Any] = {"config": config}
-    stage_filled = filled.get("/zero_optimization/stage") is not None
-    if not (reader == "accelerate" and document.at("/zero_optimization/stage") == AUTO and not stage_filled):
-        meaning["zero_stage"] = config.zero_stage
-    return meaning
-
-
-def _tolerant(raw: dict[str, Any]) -> DsConfig | None:
-    for _ in range(100):
-        try:
-            return read_config(raw)
-        except _ConfigError as error:
-            for pointer, _ in error.reasons:
-                _remove(raw, pointer)
-    return None
-
-
-def _remove(raw: Any, pointer: str) -> None:
-    *path, last = steps(pointer) or [""]
-    for step in path:
-        raw = raw.get(step) if isinstance(raw, dict) else None
-    if isinstance(raw, dict):
-        raw.pop(last, None)
-
-
-def _replace(raw: Any, pointer: str, value: Any) -> None:
-    *path, last = steps(pointer)
-    for step in path:
-        raw = raw.get(step) if isinstance(raw, dict) else None
-    if isinstance(raw, dict):
-        raw[last] = value
-
-
 def _of_model(
     model: str, cluster: Cluster | None, args: str | None, engine: str
 ) -> tuple[Callable[[dict[str, Any]], Fit | str], ModelFacts]:
@@ -477,48 +200,3 @@ def _companion(args: str | None) -> Companion | None:
     from dsplan.schemas.companion import read_companion
 
     return read_companion(args)
-
-
-def filled_of(document: Document, companion: Companion, cluster: Cluster | None) -> dict[str, Filled]:
-    """What the companion's reader puts in the place of the document's "auto" values."""
-    from dsplan.planner.filling import filled_values
-
-    own = document.value if isinstance(document.value, dict) else {}
-    ranks = None if cluster is None else cluster.ranks
-    return filled_values(companion, ranks=ranks, stage=document.at("/zero_optimization/stage"), own=own)
-
-
-def _finding(rule: Rule, hit: Hit, document: Document | None, reader: Reader) -> Finding:
-    return Finding(
-        rule=rule.id,
-        name=rule.name,
-        severity=hit.severity or rule.severity,
-        pointer=hit.pointer,
-        span=hit.span or _span(document, hit),
-        message=hit.message,
-        about=hit.about or reader,
-        remedy=hit.remedy,
-        fix=hit.fix,
-        raises=_raises(rule, hit),
-    )
-
-
-def _raises(rule: Rule, hit: Hit) -> Moment | None:
-    moment = hit.raises or rule.raises
-    return None if moment == "never" else moment
-
-
-def _span(document: Document | None, hit: Hit) -> Span:
-    """Where to point: the key or the value; for what is not there, the nearest block around it that is."""
-    assert document is not None
-    pointer = hit.pointer
-    if hit.on_key and pointer in document.keys_at:
-        return document.key_span(pointer)
-    if pointer and pointer in document.values_at:
-        return document.span(pointer)
-    while pointer and pointer not in document.keys_at:
-        pointer = pointer.rpartition("/")[0]
-    if pointer:
-        return document.key_span(pointer)
-    start, end = document.values_at.get("", (0, 0))
-    return document.lines.span(start, min(start + 1, end))
