@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dsplan.planner import linting
+from dsplan.planner import choosing
 from dsplan.planner.fixing import Fixed, diff_of, fix_all, fix_text, write_fixes
 from dsplan.planner.linting import lint, lint_text, linter
 from dsplan.reports import as_github, as_json, as_text
@@ -81,10 +81,10 @@ def test_rules_that_lack_an_input_are_counted_with_what_they_need() -> None:
 
 
 def test_select_and_ignore_take_ids_names_and_beginnings() -> None:
-    chosen = [rule.id for rule in linting.chosen_rules(["DSP1", "unknown-key"], ["DSP102"])]
+    chosen = [rule.id for rule in choosing.chosen_rules(["DSP1", "unknown-key"], ["DSP102"])]
     assert chosen == ["DSP001", "DSP101", "DSP103", "DSP104", "DSP105", "DSP106", "DSP107"]
     with pytest.raises(Problem, match="'DSP999' is no rule"):
-        linting.chosen_rules(["DSP999"], [])
+        choosing.chosen_rules(["DSP999"], [])
 
 
 @pytest.mark.parametrize(
