@@ -67,6 +67,8 @@ def resolve(
 
 def resolve_pair(a: str, b: str, *, reader: str, **beside: Any) -> tuple[Resolved, Resolved]:
     """Both, whole and by one reader: where "auto" decides, by the one that fills an "auto" in either of them."""
+    if a == b == STDIN:
+        raise Problem("both files are -, but standard input can be read once; write one of them as a file")
     first, second = (resolve(path, reader=reader, everything=True, **beside) for path in (a, b))
     if first.read_as != second.read_as:
         if STDIN in (a, b):
@@ -157,7 +159,11 @@ def _unfilled(pointer: str, reader: Reader) -> str:
     if reader == "accelerate":
         return "will be filled by the script or Accelerate's file" if pointer in ACCELERATE_FILLS else "nobody fills it"
     names = filled_values(Companion(kind="trainer", source="", max_steps=1), ranks=1)
-    origin = names[pointer].origin.removesuffix("'s default") if pointer in names else "the training arguments"
+    origin = (
+        names[pointer].origin.removesuffix("'s default").removesuffix(" 1")
+        if pointer in names
+        else "the training arguments"
+    )
     return f"will be filled by {origin}; give --args" + (" and --cluster" if pointer == "/train_batch_size" else "")
 
 

@@ -66,7 +66,7 @@ def companion_of(raw: Mapping[str, Any], path: str, kind: Kind | None = None) ->
     """The same of the options themselves. `path` names them in messages; kind: known without a look at the keys."""
     for known, told_by, fields in _KINDS:
         if known == kind or (kind is None and told_by(raw)):
-            return Companion(kind=known, source=path, **_checked(path, fields(raw)))
+            return Companion(kind=known, source=path, **_checked(path, known, fields(raw)))
     raise Problem(
         f"{path}: is none of HF TrainingArguments (per_device_train_batch_size), Accelerate (distributed_type), "
         "axolotl (base_model, micro_batch_size) and LLaMA-Factory (finetuning_type); --args takes one of these"
@@ -92,9 +92,12 @@ def load_options(path: str) -> Mapping[str, Any]:
             except yaml.YAMLError as error:
                 mark = getattr(error, "problem_mark", None)
                 where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-                raise Problem(f"{path}{where}: is not YAML ({getattr(error, 'problem', error)})") from error
-    except (ValueError, RecursionError) as error:
-        raise Problem(f"{path}: is not JSON ({error})") from error
+                said = " ".join(str(getattr(error, "problem", None) or error).split())
+                raise Problem(f"{path}{where}: is not YAML ({said})") from error
+    except RecursionError as error:
+        raise Problem(f"{path}: is nested too deep") from error
+    except ValueError as error:
+        raise Problem(f"{path}: is not {'JSON' if path.endswith('.json') else 'YAML'} ({error})") from error
     if not isinstance(value, Mapping):
         raise Problem(f"{path}: must be an object of options, not {type(value).__name__}")
     return value
@@ -122,7 +125,7 @@ def _trainer(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _training(raw: Mapping[str, Any]) -> dict[str, Any]:
     """What TrainingArguments and axolotl call by the same name. warmup_steps below 1 is a share of all steps."""
     warmup = raw.get("warmup_steps")
-    share = isinstance(warmup, float) and 0 < warmup < 1
+    share = isinstance(warmup, (float, str)) and 0 < (_float(warmup) or 0) < 1
     deepspeed = raw.get("deepspeed")
     steps = raw.get("max_steps")
     return {
@@ -152,7 +155,7 @@ _REFUSED_BESIDE = (
 def _accelerate(raw: Mapping[str, Any]) -> dict[str, Any]:
     inner = raw.get("deepspeed_config") or {}
     if not isinstance(inner, Mapping):
-        inner = {}
+        return {"deepspeed_config": inner}
     mixed, clipping, steps = (
         raw.get("mixed_precision"),
         inner.get("gradient_clipping"),
@@ -168,12 +171,12 @@ def _accelerate(raw: Mapping[str, Any]) -> dict[str, Any]:
         else None
     )
     return {
-        "accumulation": None if steps == "auto" else steps,
+        "accumulation": None if steps == "auto" else _whole(steps),
         "precision": {"no": "fp32", "false": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}.get(
             str(mixed).lower()
         ),
         "gradient_clipping": None if clipping == "auto" else clipping,
-        "zero_stage": inner.get("zero_stage"),
+        "zero_stage": _whole(inner.get("zero_stage")),
         "offload": offload,
         "config_file": inner.get("deepspeed_config_file"),
         "beside_config_file": tuple(beside),
@@ -185,6 +188,11 @@ def _accelerate(raw: Mapping[str, Any]) -> dict[str, Any]:
         "param_nvme_path": inner.get("offload_param_nvme_path"),
         "gather_16bit": inner.get("zero3_save_16bit_model"),
     }
+
+
+def _whole(value: Any) -> Any:
+    """The number of a text of digits: Accelerate hands these fields over as environment variables."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
 
 def _axolotl(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,6 +219,18 @@ def _true(value: Any) -> bool:
 
 
 def _flags(raw: Mapping[str, Any]) -> str | None:
+    """The precision, or the value that is none. axolotl has auto and full, too."""
+    for name in ("bf16", "fp16"):
+        value = raw.get(name)
+        if not isinstance(value, (bool, type(None))) and str(value).lower() not in (
+            "true",
+            "false",
+            "auto",
+            "full",
+            "0",
+            "1",
+        ):
+            return f"{name} {value!r}"
     if _true(raw.get("bf16")) or raw.get("bf16") in ("full", "auto") or _true(raw.get("bf16_full_eval")):
         return "bf16"
     if _true(raw.get("fp16")) or _true(raw.get("fp16_full_eval")):
@@ -265,20 +285,61 @@ _TEXTS = (
 )
 
 
-def _checked(path: str, values: dict[str, Any]) -> dict[str, Any]:
+_NAMES = {
+    "micro_batch": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+    "seq_len": "max_seq_length",
+    "processes": "num_processes",
+    "gradient_clipping": "max_grad_norm",
+    "lr_scheduler": "lr_scheduler_type",
+    "config_file": "deepspeed",
+}
+_NAMES_OF: Mapping[Kind, Mapping[str, str]] = {
+    "llama-factory": {"seq_len": "cutoff_len"},
+    "axolotl": {
+        "micro_batch": "micro_batch_size",
+        "seq_len": "sequence_len",
+        "optim": "optimizer",
+        "lr_scheduler": "lr_scheduler",
+    },
+    "accelerate": {
+        "gradient_clipping": "gradient_clipping",
+        "config_file": "deepspeed_config_file",
+        "optimizer_device": "offload_optimizer_device",
+        "param_device": "offload_param_device",
+        "optimizer_nvme_path": "offload_optimizer_nvme_path",
+        "param_nvme_path": "offload_param_nvme_path",
+    },
+}
+"""The fields as the files call them, where that is otherwise."""
+_MIXED = ("no", "fp16", "bf16", "fp8")
+"""Source: accelerate/utils/dataclasses.py, PrecisionType."""
+
+
+def _checked(path: str, kind: Kind, values: dict[str, Any]) -> dict[str, Any]:
+    called = {**_NAMES, **_NAMES_OF.get(kind, {})}
+    if "deepspeed_config" in values:
+        raise Problem(f"{path}: deepspeed_config is {values['deepspeed_config']!r}, but must be an object")
     for name in _WHOLE:
         value = values.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise Problem(f"{path}: {name} is {value!r}, but must be a whole number of at least 1")
+            said = called.get(name, name)
+            raise Problem(f"{path}: {said} is {value!r}, but must be a whole number of at least 1")
     for name in _NUMBERS:
         if values.get(name) is not None:
-            values[name] = _number(path, name, values[name])
+            values[name] = _number(path, called.get(name, name), values[name])
     if values.get("warmup_steps") is not None:
         values["warmup_steps"] = int(values["warmup_steps"])
     for name in _TEXTS:
         value = values.get(name)
         if value is not None and not isinstance(value, str):
-            raise Problem(f"{path}: {name} is {value!r}, but must be a text")
+            raise Problem(f"{path}: {called.get(name, name)} is {value!r}, but must be a text")
+    precision, mixed = values.get("precision"), values.get("mixed_precision")
+    if precision is not None and " " in precision:
+        name, _, value = precision.partition(" ")
+        raise Problem(f"{path}: {name} is {value}, but must be true or false")
+    if mixed is not None and mixed not in _MIXED:
+        raise Problem(f"{path}: mixed_precision is {mixed}, but must be {', '.join(_MIXED[:-1])} or {_MIXED[-1]}")
     gather = values.get("gather_16bit")
     values["gather_16bit"] = None if gather is None else _true(gather)
     stage = values.get("zero_stage")
@@ -289,12 +350,14 @@ def _checked(path: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _number(path: str, name: str, value: Any) -> int | float:
     """A number, or the text of one: YAML 1.1 takes 5e-5 for a text."""
-    number = value
-    if isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            number = None
+    number = _float(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < float("inf"):
         raise Problem(f"{path}: {name} is {value!r}, but must be a number of at least 0")
     return number
+
+
+def _float(value: Any) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None

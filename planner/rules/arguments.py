@@ -201,6 +201,14 @@ def unlike_accelerate(document: Document, companion: Companion, filled: Table) -
     for pointer in _differing(document, filled, given):
         said = _unlike(document, pointer, filled[pointer], companion)
         yield Hit(pointer, f"{said}; this file counts", remedy="give both the same value")
+    for block in ("offload_optimizer", "offload_param"):
+        device = pointers[f"{ZERO}/{block}/device"]
+        if device in ("cpu", "nvme") and document.at(f"{ZERO}/{block}") is None:
+            yield Hit(
+                ZERO if document.has(ZERO) else "",
+                f"{block} is not there, but {block}_device is {device} in {companion.source}; this file counts, and nothing is offloaded",
+                remedy=f'add "{block}": {{"device": "{device}"}}',
+            )
 
 
 @rule("DSP028", "mixed-precision-conflict", severity=ERROR, keys=["/fp16/enabled", "/bf16/enabled"], raises="init")

@@ -236,6 +236,30 @@ def batch_below_world_size(document: Document, config: DsConfig, cluster: Cluste
         )
 
 
+@rule("DSP108", "accumulation-added-by-hf", severity=ERROR, keys=[f"/{key}" for key in BATCH_KEYS], raises="init")
+def accumulation_added_by_hf(document: Document, config: DsConfig, cluster: Cluster, hf_reader: str) -> Iterator[Hit]:
+    """Under HF, gradient_accumulation_steps must be there where it is not 1.
+
+    Why:    DeepSpeed by itself derives it from the other two. Accelerate, which the Trainer goes through, first puts a 1 in the
+            place of a key that is absent, and DeepSpeed then refuses a train_batch_size that is not micro_batch x dp.
+    Given:  reader trainer, dp 4
+    Bad:    {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}
+    Good:   {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0}
+    Fix:    none
+    Source: accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__; deepspeed/runtime/config.py, _batch_assertion
+    """
+    numbers, dp = _numbers(config, document), _dp(cluster, document)
+    if numbers is None or dp is None or document.has(f"/{STEPS}"):
+        return
+    total, micro = numbers[0], numbers[1]
+    if total and micro and total != micro * dp and total % (micro * dp) == 0:
+        yield Hit(
+            f"/{GLOBAL}",
+            f"{GLOBAL} is {total}, but micro_batch {micro} x accumulation 1 x dp {dp} = {micro * dp}; Accelerate adds the 1",
+            remedy=f'add "{STEPS}": {total // (micro * dp)}',
+        )
+
+
 @rule("DSP107", "batch-before-the-ranks", severity=INFO, keys=[f"/{GLOBAL}"])
 def batch_before_the_ranks(document: Document, config: DsConfig, zero_stage: int, hf_reader: str) -> Iterator[Hit]:
     """Under HF and zero_stage 3, train_batch_size is best left "auto" or out.

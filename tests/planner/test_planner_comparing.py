@@ -148,3 +148,9 @@ def test_an_auto_that_nobody_filled_is_equal_to_itself_alone(tmp_path: Path, a: 
 
 def test_a_block_that_one_side_lacks_is_one_reason(tmp_path: Path) -> None:
     assert compared(tmp_path, _text("{T, ADAM}"), _text("{T}")).because == ('optimizer.type is "AdamW" in A only',)
+
+
+def test_standard_input_is_not_two_files() -> None:
+    done = dsplan("diff", "-", "-")
+    assert (done.code, done.out) == (2, "")
+    assert "both files are -" in done.err

@@ -210,3 +210,10 @@ def test_a_template_keeps_its_placeholders_open(tmp_path: Path) -> None:
     defined = resolve(str(config), defines={"STAGE": "3"}).by_pointer()
     assert defined["/zero_optimization/stage"].value == 3
     assert defined["/zero_optimization/overlap_comm"].value is True
+
+
+def test_what_will_fill_a_batch_names_no_number_of_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"train_batch_size": "auto"}')
+    (held,) = [one for one in resolve(str(file), reader="trainer").values if one.pointer == "/train_batch_size"]
+    assert "x dp; give --args and --cluster" in held.note

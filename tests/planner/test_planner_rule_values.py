@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dsplan.planner.linting import lint_text
 from dsplan.schemas.cluster import parse_cluster
+from dsplan.schemas.companion import companion_of
 
 BATCH = {"train_batch_size": 8, "gradient_clipping": 1.0}
 
@@ -103,3 +104,21 @@ def test_unknown_keys_are_told_one_by_one_up_to_a_number_and_then_counted() -> N
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1e308], ids=["huge", "low", "float"])
 def test_numbers_beyond_every_type_are_findings(key: str, value: float) -> None:
     assert said({"zero_optimization": {"stage": 2, key: value}}, ranks="8xA100-40GB")
+
+
+@pytest.mark.parametrize(("block", "expected"), [(None, True), ({"device": "auto"}, False), ({"device": "cpu"}, False)])
+def test_an_offload_that_accelerate_names_and_the_file_lacks_is_told(block: object, expected: bool) -> None:
+    companion = companion_of({"deepspeed_config": {"offload_optimizer_device": "cpu"}}, "acc.yaml")
+    zero = {"stage": 2} | ({"offload_optimizer": block} if block else {})
+    found = lint_text(json.dumps({**BATCH, "zero_optimization": zero}), companion=companion).findings
+    assert any(finding.rule == "DSP027" and "nothing is offloaded" in finding.message for finding in found) is expected
+
+
+@pytest.mark.parametrize(("reader", "expected"), [("trainer", True), ("accelerate", True), ("deepspeed", False)])
+def test_accumulation_is_derived_by_deepspeed_alone(reader: str, expected: bool) -> None:
+    text = '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0}'
+    found = lint_text(text, reader=reader, cluster=parse_cluster("4")).findings
+    assert ("DSP108" in {finding.rule for finding in found}) is expected
+    assert "DSP108" not in {
+        finding.rule for finding in lint_text(text, reader=reader, cluster=parse_cluster("16")).findings
+    }

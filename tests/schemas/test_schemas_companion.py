@@ -57,13 +57,42 @@ def test_kinds(tmp_path: Path, name: str, text: str, kind: str, values: dict[str
         ("a.yaml", "colour: red"),
         ("a.yaml", ""),
         ("a.json", '{"per_device_train_batch_size": "4"}'),
+        ("a.json", '{"learning_rate": 1, "bf16": ["a"]}'),
+        ("a.json", "[" * 20000),
+        ("a.yaml", "[" * 3000),
+        ("a.yaml", "a: \0b"),
+        ("a.yaml", "deepspeed_config: [1]"),
+        ("a.yaml", "distributed_type: DEEPSPEED\nmixed_precision: 3"),
     ],
 )
 def test_what_is_no_companion_names_the_file(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(Problem, match=name):
+    with pytest.raises(Problem, match=name) as problem:
         read_companion(str(path))
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("per_device_train_batch_size: a\n", "per_device_train_batch_size is 'a'"),
+        ("base_model: m\nmicro_batch_size: 1.5\n", "micro_batch_size is 1.5"),
+        ("finetuning_type: full\ncutoff_len: -1\n", "cutoff_len is -1"),
+        ("distributed_type: NO\nnum_processes: '8'\n", "num_processes is '8'"),
+        ("deepspeed_config: {offload_param_device: [1]}\n", r"offload_param_device is \[1\]"),
+        ("learning_rate: 1\nmax_grad_norm: x\n", "max_grad_norm is 'x'"),
+    ],
+)
+def test_a_wrong_value_bears_the_name_that_the_file_has(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(Problem, match=said):
+        companion(text, tmp_path)
+
+
+def test_accelerate_s_numbers_may_be_texts(tmp_path: Path) -> None:
+    """It hands them over as environment variables."""
+    told = companion("deepspeed_config: {zero_stage: '3', gradient_accumulation_steps: '4'}\n", tmp_path)
+    assert (told.zero_stage, told.accumulation) == (3, 4)
 
 
 def companion(text: str, tmp_path: Path) -> Companion:
@@ -90,6 +119,7 @@ def test_all_that_the_trainer_compares_is_read(tmp_path: Path) -> None:
     ("text", "steps", "ratio", "total"),
     [
         ("learning_rate: 1.0\nwarmup_steps: 0.1\n", None, 0.1, None),
+        ("learning_rate: 1.0\nwarmup_steps: 5e-2\n", None, 0.05, None),
         ("learning_rate: 1.0\nwarmup_ratio: 0.03\nmax_steps: -1\n", None, 0.03, None),
         ("learning_rate: 1.0\nwarmup_steps: 10\nmax_steps: 50\n", 10, None, 50),
     ],
