@@ -158,7 +158,7 @@ def _note_nearest(told: str) -> None:
 
     release = nearest(told)
     if release != told.strip():
-        note(f"DeepSpeed {told} is taken as {release}, the nearest release below it that was asked")
+        note(f"DeepSpeed {told} is judged as {release}, the last release up to it whose keys are known here")
 
 
 def _written(found: Sequence[FileFindings], path: str | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
+from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.config import DsConfig
 from dsplan.schemas.positions import Document, shape
 
@@ -58,7 +59,8 @@ def clipping_by_default(document: Document) -> Iterator[Hit]:
     Fix:    none
     Source: deepspeed/runtime/constants.py, GRADIENT_CLIPPING_DEFAULT; github.com/deepspeedai/DeepSpeed/pull/8068
     """
-    if isinstance(document.value, dict) and document.value and "gradient_clipping" not in document.value:
+    keys = document.value if isinstance(document.value, dict) else {}
+    if keys and not any(key == "gradient_clipping" or nearest(key, ["gradient_clipping"]) for key in keys):
         yield Hit(
             "",
             "gradient_clipping is not set; DeepSpeed clips at 1.0 (before June 2026 it did not clip)",
