@@ -95,8 +95,12 @@ def _check_length(text: str, language: str, name: str) -> None:
 def at_pointer(document: Document, pointer: str, name: str) -> Document:
     """The part of the document there. Problem where nothing is there, or what is there is no mapping."""
     if pointer and pointer not in document.values_at:
-        there = document.value
-        beside = f"; its keys are {', '.join(map(str, list(there)[:12]))}" if isinstance(there, dict) and there else ""
+        above = pointer.rpartition("/")[0]
+        while above and above not in document.values_at:
+            above = above.rpartition("/")[0]
+        there = document.at(above)
+        keys = ", ".join(map(str, list(there)[:12])) if isinstance(there, dict) else ""
+        beside = f"; {f'the keys of {above}' if above else 'its keys'} are {keys}" if keys else ""
         raise Problem(f"{name}: has no {pointer}{beside}")
     if pointer in document.open:
         raise Problem(

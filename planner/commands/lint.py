@@ -27,7 +27,12 @@ from dsplan.schemas.problem import Problem
 
 
 def lint(
-    files: Annotated[list[str] | None, typer.Argument(help="Configs, or folders of them; - is stdin.")] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Configs, folders, globs, parts of files (train.yaml#/deepspeed, train.py#NAME); - is stdin. Default: this folder."
+        ),
+    ] = None,
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
     reader: Annotated[ReaderName, typer.Option("--for", help="Who will read the file.")] = ReaderName.auto,

@@ -71,6 +71,7 @@ def test_a_tag_of_another_program_is_open() -> None:
     ("text", "pointer", "said"),
     [
         ("a: 1\n", "/deepspeed", "f: has no /deepspeed; its keys are a"),
+        ("a: {b: {c: 1}, d: 2}\n", "/a/e/f", "f: has no /a/e/f; the keys of /a are b, d"),
         ("a: ds.json\n", "/a", 'f: /a is "ds.json", no mapping; if it names a file, lint that file'),
         ("- 1\n", "", "f: the top level is a list, but must be a mapping"),
     ],
