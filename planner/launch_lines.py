@@ -7,6 +7,7 @@ the manuals of srun and mpirun.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,8 @@ def read_line(words: Sequence[str], environment: Environment) -> LaunchLine:
     words = rest
     if not words:
         raise Problem("the line has no command; write dsplan check -- torchrun train.py ...")
+    if run is None and words[0] in _BUILT_IN:
+        run = ("bash", "-c", shlex.join(words))
     line = LaunchLine(words=run or tuple(words), environment=assigned)
     return _step(line, words, {**environment, **assigned})
 
@@ -96,6 +99,8 @@ def _step(line: LaunchLine, words: list[str], environment: Environment) -> Launc
     raise Problem(f"{words[0]!r} is no launcher that check knows; it knows {known}")
 
 
+_BUILT_IN = ("exec", "command", "time")
+"""Commands of the shell itself."""
 _SHELLS = ("bash", "sh", "dash", "zsh")
 
 

@@ -27,15 +27,21 @@ _INSIDE = re.compile(rf"\\.|{_VARIABLE}", re.S)
 
 
 def shell_words(text: str, environment: Mapping[str, str]) -> tuple[list[str], bool]:
-    """The words of one command, and whether the shell is needed to run it: redirections, a pipe behind it, or &.
+    """The words of one command, and whether the shell is needed to run it: redirections, a pipe, &, or what is not known here.
 
     A variable that is not set stays as it is written ($X), and so does what a command would print. Problem where the text holds
     more than one command.
     """
     found: list[bool] = []
 
-    def inside(match: re.Match[str]) -> str:
+    def known(match: re.Match[str]) -> str | None:
         value = _value(match, environment)
+        if value is None and match[0].startswith("$"):
+            found.append(True)
+        return value
+
+    def inside(match: re.Match[str]) -> str:
+        value = known(match)
         return match[0] if value is None else re.sub(r'([\\"$`])', r"\\\1", value)
 
     def outside(match: re.Match[str]) -> str:
@@ -47,8 +53,9 @@ def shell_words(text: str, environment: Mapping[str, str]) -> tuple[list[str], b
         if match["single"]:
             return match["single"].translate(_HIDDEN)
         if match["command"]:
+            found.append(True)
             return shlex.quote(match["command"]).translate(_HIDDEN)
-        value = _value(match, environment)
+        value = known(match)
         return match[0] if value is None else " ".join(map(shlex.quote, value.split())).translate(_HIDDEN)
 
     expanded = _OUTSIDE.sub(outside, re.sub(r"\\\r?\n", " ", text).strip())

@@ -198,7 +198,10 @@ def test_an_unknown_number_of_gpus_can_be_given(folder: Path) -> None:
         ("python train.py --deepspeed missing.json", "missing.json"),
         ("frobnicate train.py", "is no launcher"),
         ("llamafactory-cli train missing.yaml", "missing.yaml"),
-        ("torchrun train.py --deepspeed auto.json --output_dir o --per_device_train_batch_size four", "micro_batch"),
+        (
+            "torchrun train.py --deepspeed auto.json --output_dir o --per_device_train_batch_size four",
+            "per_device_train_batch_size is",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_one_line_and_2(folder: Path, line: str, said: str) -> None:

@@ -127,6 +127,8 @@ def test_redirections_are_no_arguments_and_bash_runs_the_line() -> None:
     line = read_line([text], {})
     assert line.arguments == ("--x", "2")
     assert line.words == ("bash", "-c", text)
+    assert read_line(["torchrun train.py $UNSET"], {}).words[0] == "bash"
+    assert read_line(["exec", "torchrun", "my train.py"], {}).words == ("bash", "-c", "exec torchrun 'my train.py'")
     plain = read_line(["torchrun train.py --x '> 2'"], {})
     assert plain.words == ("torchrun", "train.py", "--x", "> 2")
 
