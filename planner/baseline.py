@@ -78,8 +78,7 @@ def _judged(files: Sequence[FileFindings], path: str) -> Callable[[Key], bool]:
 
     def judged(key: Key) -> bool:
         file = by_name.get(key[0])
-        ran = file is not None and (file.asked is None or key[1] in file.asked)
-        return ran and file is not None and all(key[1] != skipped.rule for skipped in file.skipped_rules)
+        return file is not None and (file.ran is None or key[1] in file.ran)
 
     return judged
 

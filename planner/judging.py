@@ -109,7 +109,7 @@ def _lint_source(source: Source, setting: Setting) -> FileFindings:
         told_of = [_standing(reading, one, setting, open_values if one is first else {}) for one in documents]
         document, skipped = documents[0], told_of[0][1]
         findings = [finding for found, _ in told_of for finding in found]
-        findings += _idle_suppressions(document, reading.read_as, setting, findings, skipped)
+        findings += _idle_suppressions(document, reading, setting, findings, skipped)
         if source.embedded is not None:  # edits are written for a configuration's own file
             spans = [(0, len(source.text))]
         findings = [_without_fix_over(spans, finding) for finding in findings]
@@ -126,7 +126,7 @@ def _lint_source(source: Source, setting: Setting) -> FileFindings:
         findings=told,
         skipped_rules=tuple(skipped),
         placeholders=placeholders,
-        asked=frozenset(rule.id for rule in holding(setting.rules, setting.release)),
+        ran=frozenset(rule.id for rule in _heard(reading, setting, skipped)),
         suppressed=suppressed,
     )
 
@@ -216,17 +216,37 @@ def _findings(
     return findings, skipped
 
 
+def _heard(reading: Reading, setting: Setting, skipped: Sequence[SkippedRule]) -> list[Rule]:
+    """The rules that could have found something: not those of another reader, engine or release, nor the skipped."""
+    by_option = {
+        "native": setting.engine in ("native", "both"),
+        "policies": setting.project is not None and bool(setting.project.policies),
+        "hf_reader": reading.read_as != "deepspeed",
+        "guessed": reading.guessed,
+        "elsewhere": reading.elsewhere is not None,
+        "release": setting.release is not None,
+        "upgrade": setting.upgrade is not None,
+        "world_size_unknown": setting.cluster is None,
+        "document": reading.document is not None,
+    }
+    absent = {need for need, there in by_option.items() if not there}
+    missing = {skip.rule for skip in skipped}
+    rules = holding(setting.rules, setting.release)
+    return [rule for rule in rules if rule.id not in missing and absent.isdisjoint(rule.needs)]
+
+
 def _idle_suppressions(
-    document: Document, read_as: Reader, setting: Setting, findings: Sequence[Finding], skipped: Sequence[SkippedRule]
+    document: Document, reading: Reading, setting: Setting, findings: Sequence[Finding], skipped: Sequence[SkippedRule]
 ) -> list[Finding]:
     """What the file ignores in vain: judged once all other rules have spoken."""
     entries = suppressing.own_entries(document)
-    missing = {skip.rule for skip in skipped}
-    ran = {rule.id: rule.name for rule in setting.rules if rule.id not in missing}
-    idle = suppressing.unused(entries, findings, ran.items(), [(rule.id, rule.name) for rule in RULES.values()])
+    if not entries:
+        return []
+    ran = [(rule.id, rule.name) for rule in _heard(reading, setting, skipped)]
+    idle = suppressing.unused(entries, findings, ran, [(rule.id, rule.name) for rule in RULES.values()])
     context = {"idle_suppressions": idle}
     judges = [rule for rule in setting.rules if idle and rule.needs == ("idle_suppressions",)]
-    return [_finding(rule, hit, document, read_as) for rule in judges for hit in run(rule, context)]
+    return [_finding(rule, hit, document, reading.read_as) for rule in judges for hit in run(rule, context)]
 
 
 def filled_of(document: Document, companion: Companion, cluster: Cluster | None) -> dict[str, Filled]:

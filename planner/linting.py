@@ -180,7 +180,7 @@ def _fits(
         try:
             row = estimate(subject, cluster=cluster, config=raw, args=args, flags=Flags(engine=engine)).rows[0]  # type: ignore[arg-type]
         except Problem as problem:
-            return f"what estimate can take ({problem})"
+            return f"a configuration that dsplan estimate takes (it says: {problem})"
         memory = row.memory
         if memory.device_bytes is None or memory.device_bytes_high is None:
             return "a sample batch of the model"

@@ -292,9 +292,9 @@ def idle_ignores(
 def _in_vain(pattern: str, files: Sequence[FileFindings], rules: Sequence[tuple[str, str]]) -> bool:
     """Files were there to ignore it in, all its rules ran on them, and none found anything."""
     wanted = {id for id, name in rules if meant(pattern, id, name)}
-    skipped = {skipped.rule for file in files for skipped in file.skipped_rules}
+    ran = all(file.ran is None or wanted <= file.ran for file in files)
     hidden = any(meant(pattern, finding.rule, finding.name) for file in files for finding in file.suppressed)
-    return bool(files and wanted) and not wanted & skipped and not hidden
+    return bool(files and wanted) and ran and not hidden
 
 
 def _idle(project: Project, glob: str, pattern: str) -> Finding:

@@ -82,8 +82,8 @@ class FileFindings:
     skipped_rules: tuple[SkippedRule, ...] = ()
     placeholders: tuple[str, ...] = ()
     """What the text leaves to somebody else, by the names that --define knows."""
-    asked: frozenset[str] | None = None
-    """The rules that --select, --ignore and the release left; None: all."""
+    ran: frozenset[str] | None = None
+    """The rules that could have found something, by the options and the reader; None: all."""
     suppressed: tuple[Finding, ...] = ()
     """What the file, or its project, asked not to be told."""
 

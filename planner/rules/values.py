@@ -67,7 +67,7 @@ def _fault(member: Member, document: Document) -> Fault | None:
     if not _allowed(taken, node):
         return Fault("range", expected(node))
     if isinstance(taken, list) and "items" in node and not all(_is_item(entry, node["items"]) for entry in taken):
-        return Fault("type", f"a list of {expected(node['items'])}")
+        return Fault("type", f"a list whose entries are each {expected(node['items'])}")
     return None
 
 

@@ -470,3 +470,40 @@ def test_exit_zero_counts_for_versions_too(team: Path) -> None:
     name = config(team, "ds.json", '{"train_batch_size": 0}')
     assert dsplan("lint", name, "--versions").code == 1
     assert dsplan("lint", name, "--versions", "--exit-zero").code == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options"),
+    [
+        ("DSP801", []),  # the native engine's
+        ("DSP090", []),  # of policies, and there are none
+        ("DSP107", ["--for", "deepspeed"]),  # of the Trainer and Accelerate
+        ("DSP080", ["--for", "deepspeed"]),  # said where nobody names the reader
+    ],
+)
+def test_a_suppression_of_a_rule_that_could_not_speak_is_not_called_unused(
+    pattern: str, options: list[str], team: Path
+) -> None:
+    name = config(team, "ds.json", PLAIN[:-1] + f', "dsplan": {{"ignore": ["{pattern}"]}}}}')
+    assert told(dsplan("lint", name, *options, "--format", "json")) == []
+    project(team, f'[tool.dsplan]\nper-file-ignores = {{"ds.json" = ["{pattern}"]}}\n')
+    assert told(dsplan("lint", ".", *options, "--format", "json")) == []
+
+
+def test_a_suppression_of_a_rule_that_did_speak_is_called_unused(team: Path) -> None:
+    name = config(team, "ds.json", PLAIN[:-1] + ', "dsplan": {"ignore": ["DSP801"]}}')
+    assert told(dsplan("lint", name, "--engine", "native", "--format", "json")) == [(name, "DSP060", "warning")]
+
+
+def test_a_file_that_cannot_be_read_takes_nothing_out_of_its_baseline(team: Path) -> None:
+    name = config(team, "ds.json", ODD)
+    dsplan("lint", name, "--write-baseline", "base.json")
+    config(team, "ds.json", ODD[:-1])
+    assert dsplan("lint", name, "--baseline", "base.json").err == ""
+
+
+def test_a_wrong_dsplan_block_is_a_warning_since_no_reader_minds_it(team: Path) -> None:
+    name = config(team, "ds.json", PLAIN[:-1] + ', "dsplan": ["DSP001"]}')
+    assert told(dsplan("lint", name, "--format", "json")) == [(name, "DSP008", "warning")]
+    name = config(team, "ds.json", PLAIN[:-1] + ', "dsplan": {"ignore": [1]}}')
+    assert "dsplan.ignore is a list, but must be a list whose entries are each a text" in dsplan("lint", name).out
