@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
@@ -68,14 +70,23 @@ def _read_by_typer(arguments: Sequence[str]) -> int:
         return COULD_NOT_RUN
 
 
+def _give_up_output() -> None:
+    """What is still to be written goes nowhere, lest Python complains of it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Entry point: every Problem becomes one line on stderr and exit code 2."""
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # None where closed by >&-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or file in another encoding than UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
         code = quick_lint(sys.argv[1:])
-        sys.exit(_read_by_typer(sys.argv[1:]) if code is None else code)
+        code = _read_by_typer(sys.argv[1:]) if code is None else code
+        sys.stdout.flush()  # here, where what goes wrong has its line
+        sys.exit(code)
     except Problem as problem:
         if problem.user_traceback:
             sys.stderr.write(problem.user_traceback.rstrip("\n") + "\n")
@@ -85,11 +96,15 @@ def main() -> None:
         error("interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away
-        sys.stderr.close()
+        _give_up_output()
         sys.exit(COULD_NOT_RUN)
     except Exception as fault:
         if os.environ.get("DSPLAN_TRACEBACK"):
             raise
+        if isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            _give_up_output()
+            error(f"the output cannot be written ({fault.strerror})")
+            sys.exit(COULD_NOT_RUN)
         import traceback
         from pathlib import Path
 

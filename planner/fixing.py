@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ def write_fixes(files: Sequence[FileFindings], again: Again, *, unsafe: bool = F
     for found in files:
         if found.file == STDIN:
             raise Problem("--fix rewrites files, and - is stdin; use --diff, or name the file")
+        if os.path.exists(found.path) and not os.path.isfile(found.path):
+            raise Problem(f"--fix rewrites files, and {found.path} is a pipe or a device; use --diff")
         fixed = fix_all(found, again, unsafe=unsafe)
         held_back += fixed.held_back
         if not fixed.count:

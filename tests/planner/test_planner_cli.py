@@ -1,6 +1,9 @@
 """The contract of the command line: exit codes, JSON fields, one clear line for what cannot be done."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -431,4 +434,30 @@ def test_tune_knows_that_batch_normalisation_sees_the_micro_batch(tmp_path: Path
     assert told["same_model"] or "batch normalisation" in told["same_model_why"]
     assert any("micro_batch 1" in left_out["reason"] for left_out in told["skipped"]), (
         "a batch of one has no statistics"
+    )
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    command = [sys.executable, "-m", "dsplan.planner.cli", "lint", "ds.json"]
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=tmp_path, env=plain, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    assert done.stderr == b"dsplan: error: the output cannot be written (No space left on device)\n"
+    shell = f'"{sys.executable}" -m dsplan.planner.cli lint ds.json >&-'
+    closed = subprocess.run(shell, shell=True, cwd=tmp_path, env=plain, stderr=subprocess.PIPE, check=False)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_fix_refuses_what_is_no_file_to_rewrite(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "dsplan.planner.cli", "lint", str(pipe), "--fix"]
+    lint = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe.write_text('{"train_batch_siz": 8}')
+    _, err = lint.communicate(timeout=60)
+    assert (lint.returncode, err) == (
+        2,
+        f"dsplan: error: --fix rewrites files, and {pipe} is a pipe or a device; use --diff\n",
     )
