@@ -18,7 +18,7 @@ def datastates_switched_on(document: Document) -> Iterator[Hit]:
     """datastates_ckpt is on by anything but false: by null and {} too.
 
     Why:    Where the package datastates is not installed, DeepSpeed raises a RuntimeError when the engine starts. Error for
-            null, which looks like off; warning for {}; info for what is meant.
+            null and {}, which look like off; info for what is meant.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": null}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "datastates_ckpt": false}
     Fix:    none
@@ -30,7 +30,7 @@ def datastates_switched_on(document: Document) -> Iterator[Hit]:
             STATES,
             f"datastates_ckpt {shape(value)} switches the DataStates engine on; without the package datastates it fails",
             remedy="write false, or remove it" if not value else "",
-            severity=ERROR if value is None else INFO if value else WARNING,
+            severity=INFO if value else ERROR,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
-from dsplan.planner.rules.values import fault, held_value
+from dsplan.planner.rules.values import counts_as_number, fault, held_value
 from dsplan.schemas.finding import Severity
 from dsplan.schemas.positions import Document, number, shape
 
@@ -22,6 +22,9 @@ def _taken_numbers(document: Document) -> Iterator[tuple[Member, int | float]]:
     """Members that a strict block takes for a number, and that number."""
     for member in members(document):
         types = _types(member)
+        if counts_as_number(member, document):
+            yield member, int(member.value)
+            continue
         numeric = member.strict and "boolean" not in types and ("integer" in types or "number" in types)
         other = isinstance(member.value, (bool, str)) and member.value != "auto"
         if numeric and other and fault(member, document) is None:
@@ -30,11 +33,12 @@ def _taken_numbers(document: Document) -> Iterator[tuple[Member, int | float]]:
                 yield member, held
 
 
-@rule("DSP040", "true-for-a-number", severity=WARNING, keys=["/zero_optimization"])
+@rule("DSP040", "true-for-a-number", severity=WARNING, keys=[])
 def true_for_a_number(document: Document) -> Iterator[Hit]:
     """true and false count as 1 and 0 where a number is meant.
 
     Why:    The blocks with a model (zero_optimization, fp16, ...) do not refuse it: a bucket of true holds one element.
+            Nor does the top level, for batch keys, gradient_clipping and steps_per_print.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": true}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 1}}
     Fix:    none

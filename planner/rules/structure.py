@@ -112,7 +112,11 @@ def passed_on(member: Member) -> bool:
 def misplaced(member: Member) -> tuple[str, ...]:
     """The blocks that know the key, where this one does not and no key of this one is near."""
     homes = tuple(home for home in blocks_of().get(member.name, ()) if home != member.block_pointer)
-    return homes if 0 < len(homes) <= 3 and near(member) is None else ()
+    return homes if 0 < len(homes) <= 3 and member.name not in COMMON_WORDS and near(member) is None else ()
+
+
+COMMON_WORDS = frozenset(("group", "mode", "project", "seed", "team", "workspace"))
+"""Keys of one block each that mean something else in the files of many programs: elsewhere they are unknown, not misplaced."""
 
 
 def renamed(document: Document, member: Member, name: str) -> Fix:
@@ -238,10 +242,11 @@ def key_not_read(document: Document) -> Iterator[Hit]:
 
 
 @rule("DSP011", "deprecated-key", severity=WARNING, keys=[])
-def deprecated_key(document: Document) -> Iterator[Hit]:
+def deprecated_key(document: Document, reader: str) -> Iterator[Hit]:
     """Old names that DeepSpeed still maps to new ones.
 
-    Why:    DeepSpeed warns in its log, and refuses old and new name together.
+    Why:    DeepSpeed warns in its log, and refuses old and new name together. zero_optimization true or false is an error
+            under HF Trainer and Accelerate, which look for the stage in it and raise an AttributeError.
     Bad:    {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "cpu_offload": true}}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     Fix:    safe
@@ -252,9 +257,12 @@ def deprecated_key(document: Document) -> Iterator[Hit]:
         block = json.dumps({"stage": int(flag)})
         yield Hit(
             "/zero_optimization",
-            f"zero_optimization is {json.dumps(flag)}, an old form that means zero_stage {int(flag)}",
+            f"zero_optimization is {json.dumps(flag)}, an old form that means zero_stage {int(flag)}"
+            + ("" if reader == "deepspeed" else "; HF and Accelerate look for the stage in it and fail"),
             remedy=f"write {block}",
             fix=replaced(document.values_at["/zero_optimization"], block),
+            severity=WARNING if reader == "deepspeed" else ERROR,
+            raises=None if reader == "deepspeed" else "load",
         )
     for member in members(document):
         if member.node is None or not member.node.get("deprecated") or CLOSED & member.node.keys():

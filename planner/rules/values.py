@@ -100,6 +100,14 @@ def _passes(value: Any, what: str) -> bool:
     return words[what] if what in words else _is(value, [what], exact=True)
 
 
+def counts_as_number(member: Member, document: Document) -> bool:
+    """true (or false) at the top level, where a number is meant and DeepSpeed counts with it as 1 (or 0)."""
+    if not isinstance(member.value, bool) or member.block_pointer or member.node is None:
+        return False
+    numeric = {"integer", "number"} & set(_types(member.node)) and "boolean" not in _types(member.node)
+    return bool(numeric) and "x-parses" in member.node and moment(member, "type", document) == "never"
+
+
 def swallowed(document: Document, pointer: str) -> bool:
     """A word without quotes that took the comma (or a brace) at its line's end with it."""
     value = document.at(pointer)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
-from dsplan.planner.rules.values import fault, moment
+from dsplan.planner.rules.values import counts_as_number, fault, moment
 from dsplan.schemas.finding import Severity
 from dsplan.schemas.json_parser import PYTHON_WORDS
 from dsplan.schemas.positions import BOM, Document, shape
@@ -18,13 +18,17 @@ def _late(member: Member, document: Document) -> Severity:
     return ERROR if member.strict or _checked_later(member, document) else WARNING
 
 
+_OVERWRITTEN = "/steps_per_print"
+"""Accelerate, which the Trainer goes through, sets it to infinity. Source: accelerate/utils/dataclasses.py, DeepSpeedPlugin."""
+
+
 def _checked_later(member: Member, document: Document) -> bool:
     node = member.node or {}
     return "x-late" in node and ("x-when" not in node or bool(document.at(node["x-when"])))
 
 
 @rule("DSP003", "wrong-type", severity=ERROR, keys=[])
-def wrong_type(document: Document) -> Iterator[Hit]:
+def wrong_type(document: Document, reader: str) -> Iterator[Hit]:
     """A value must have the type that its key asks for.
 
     Why:    The blocks with a model (zero_optimization, fp16, bf16, ...) refuse it at start-up, though "2" and 5e8 pass for
@@ -36,16 +40,20 @@ def wrong_type(document: Document) -> Iterator[Hit]:
     """
     for member in members(document):
         found = fault(member, document)
-        if found and found.kind == "type":
-            near = ""
+        if found and found.kind == "type" and not counts_as_number(member, document):
+            near, more = "", ""
+            severity, raises = _late(member, document), moment(member, "type", document)
+            if member.pointer == _OVERWRITTEN and (reader != "deepspeed" or raises == "never"):
+                severity, raises = WARNING, "never"
+                more = "" if reader == "deepspeed" else "; Accelerate overwrites it"
             if isinstance(member.value, float) and "whole number" in found.must and abs(member.value) < 1e15:
                 near = f"set {int(member.value)}"
             yield Hit(
                 member.pointer,
-                f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}",
+                f"{title(member.pointer)} is {shape(member.value)}, but must be {found.must}{more}",
                 remedy=near,
-                severity=_late(member, document),
-                raises=moment(member, "type", document),
+                severity=severity,
+                raises=raises,
             )
 
 
@@ -72,8 +80,12 @@ def value_not_allowed(document: Document, reader: str) -> Iterator[Hit]:
             raises = moment(member, "range", document)
             if member.pointer in _BELOW_0 and member.value < 0:
                 severity, raises, more = WARNING, "never", f"; below 0 {_BELOW_0[member.pointer]}"
+            elif member.pointer == _OVERWRITTEN and reader != "deepspeed":
+                severity, raises, more = WARNING, "never", "; Accelerate overwrites it"
             elif member.pointer == "/gradient_clipping":
                 severity = ERROR
+            elif member.name == "legacy_stage1" and not _checked_later(member, document):
+                severity, raises, more = WARNING, "never", "; at zero_stage 0 nothing reads it"
             if member.name == "warmup_type":
                 # HF fills the schedule in from the training arguments; there the key is a leftover, not a choice
                 severity = ERROR if reader == "deepspeed" else WARNING
@@ -92,7 +104,8 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
 
     Why:    HF Trainer and Accelerate fill "auto" in some 29 keys. DeepSpeed by itself drops it in the blocks with a model, so
             that the default holds (zero_stage 0!), and keeps the text elsewhere, which fails later. Error where it fails or
-            decides what is trained; warning where a size stays at its default; info where nothing is lost.
+            decides what is trained; warning where a size stays at its default, and under the Trainer where it leaves the key
+            to Accelerate, which takes zero_stage 2 and no offload; info where nothing is lost.
     Bad:    {"train_batch_size": "auto", "gradient_clipping": 1.0}
     Good:   {"train_batch_size": 8, "gradient_clipping": 1.0}
     Given:  reader deepspeed
@@ -106,6 +119,16 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
             continue
         filler = node.get("x-auto")
         if (filler == "trainer" and reader != "deepspeed") or (filler == "accelerate" and reader == "accelerate"):
+            continue
+        if reader == "trainer" and member.pointer in PLUGIN_FILLS:
+            name = title(member.pointer)
+            fate = json.dumps(PLUGIN_FILLS[member.pointer])
+            said = f'{name} is "auto", which the Trainer leaves to Accelerate: {fate} unless the launch says otherwise'
+            yield Hit(member.pointer, said, remedy="write a value", severity=WARNING, raises="never")
+            continue
+        if member.pointer == _OVERWRITTEN and reader != "deepspeed":
+            said = 'steps_per_print is "auto", which nobody fills; Accelerate overwrites it'
+            yield Hit(member.pointer, said, remedy="write a number, or remove it", severity=WARNING, raises="never")
             continue
         who = "nobody fills"
         if filler:
@@ -133,6 +156,19 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
             )
         else:
             yield Hit(member.pointer, f"{said}; DeepSpeed keeps it as a text", remedy="write a value", severity=WARNING)
+
+
+PLUGIN_FILLS = {
+    "/zero_optimization/stage": 2,
+    "/zero_optimization/offload_optimizer/device": "none",
+    "/zero_optimization/offload_optimizer/nvme_path": "none",
+    "/zero_optimization/offload_param/device": "none",
+    "/zero_optimization/offload_param/nvme_path": "none",
+    "/zero_optimization/stage3_gather_16bit_weights_on_model_save": False,
+}
+"""What Accelerate fills in for the Trainer, whose TrainingArguments hand it the file. Its environment can say otherwise
+(ACCELERATE_DEEPSPEED_ZERO_STAGE and the like). Source: accelerate/utils/dataclasses.py of 1.15, DeepSpeedPlugin.__post_init__;
+transformers/training_args.py of 5.24, __post_init__."""
 
 
 _WITHOUT = {

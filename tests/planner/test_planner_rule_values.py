@@ -122,3 +122,59 @@ def test_accumulation_is_derived_by_deepspeed_alone(reader: str, expected: bool)
     assert "DSP108" not in {
         finding.rule for finding in lint_text(text, reader=reader, cluster=parse_cluster("16")).findings
     }
+
+
+# What DeepSpeed 0.19.8 did with each of these, when an engine was built from it and stepped once.
+TAKEN = (
+    {"gradient_accumulation_steps": True},
+    {"gradient_clipping": True},
+    {"gradient_clipping": False},
+    {"steps_per_print": True},
+    {"steps_per_print": 10.5},
+    {"zero_optimization": {"stage": 0, "legacy_stage1": True}},
+)
+RAISED = (
+    ({"gradient_accumulation_steps": False}, "parse"),
+    ({"steps_per_print": False}, "step"),
+    ({"steps_per_print": "10"}, "step"),
+    ({"zero_optimization": {"stage": 1, "legacy_stage1": True}}, "init"),
+)
+
+
+@pytest.mark.parametrize("config", TAKEN, ids=json.dumps)
+def test_what_the_engine_takes_for_something_else_is_a_warning(config: dict[str, Any]) -> None:
+    found = lint_text(json.dumps({**BATCH, **config}), reader="deepspeed").findings
+    assert {finding.severity for finding in found} - {"info"} == {"warning"}
+    assert all(finding.raises is None for finding in found)
+
+
+@pytest.mark.parametrize(("config", "moment"), RAISED, ids=str)
+def test_what_the_engine_fails_on_is_an_error_of_that_moment(config: dict[str, Any], moment: str) -> None:
+    found = lint_text(json.dumps({**BATCH, **config}), reader="deepspeed").findings
+    assert [finding.raises for finding in found if finding.severity == "error"] == [moment]
+
+
+@pytest.mark.parametrize(
+    ("zero", "rule", "severity"),
+    [({"stage": "auto"}, "DSP007", "warning"), (True, "DSP011", "error"), (False, "DSP011", "error")],
+)
+def test_what_the_trainer_hands_to_accelerate(zero: Any, rule: str, severity: str) -> None:
+    """transformers 5.24 with accelerate 1.15: stage "auto" became 2, true raised an AttributeError."""
+    found = lint_text(json.dumps({**BATCH, "zero_optimization": zero}), reader="trainer").findings
+    assert [(finding.rule, finding.severity) for finding in found if finding.severity != "info"] == [(rule, severity)]
+
+
+@pytest.mark.parametrize("reader", ["trainer", "accelerate"])
+@pytest.mark.parametrize("value", ["auto", "100", 0])
+def test_steps_per_print_is_overwritten_by_accelerate(reader: Any, value: Any) -> None:
+    config = {**BATCH, "zero_optimization": {"stage": 2}, "steps_per_print": value}
+    found = lint_text(json.dumps(config), reader=reader).findings
+    assert [f.severity for f in found if f.pointer == "/steps_per_print"] == ["warning"]
+
+
+def test_common_words_are_unknown_and_not_misplaced() -> None:
+    text = json.dumps({**BATCH, "seed": 42, "autotuning": {"enabled": False, "mode": "run"}})
+    found = lint_text(text, reader="deepspeed").findings
+    assert {(f.rule, f.severity) for f in found if f.pointer in ("/seed", "/autotuning/mode")} == {
+        ("DSP001", "warning")
+    }
