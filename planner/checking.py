@@ -274,9 +274,11 @@ def _config(
         return _as_accelerate_builds_it(accelerate), f"built by Accelerate of {accelerate.source}"
     looked = ["--deepspeed", "--deepspeed_config", "--ds_config"] + ["deepspeed in the YAML"] * bool(files)
     looked += ["deepspeed_config_file of Accelerate's file"] * (accelerate is not None)
+    there = Path(line.program).exists() or not line.program.endswith(".py")
+    script = "in the script" if there else f"in {line.program}, which is not there"
     raise Problem(
         f"the line names no DeepSpeed configuration (looked for {', '.join(looked)}, and for "
-        "deepspeed.initialize(config=...) in the script); run dsplan lint on the file itself"
+        f"deepspeed.initialize(config=...) {script}); run dsplan lint on the file itself"
     )
 
 

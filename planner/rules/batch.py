@@ -272,12 +272,13 @@ def batch_before_the_ranks(document: Document, config: DsConfig, zero_stage: int
     Source: deepspeed/runtime/zero/partition_parameters.py, Init; deepspeed/runtime/config.py, _batch_assertion
     """
     numbers = _numbers(config, document)
-    if zero_stage != 3 or numbers is None or None in numbers:
+    if zero_stage != 3 or numbers is None or None in numbers or document.at(f"/{GLOBAL}") == "auto":
         return
     total, micro, steps = (number or 1 for number in numbers)
     if total != micro * steps:
         yield Hit(
             f"/{GLOBAL}",
-            f"{GLOBAL} {total} is not micro_batch {micro} x accumulation {steps} x 1, which is what an early zero.Init checks",
+            f"{GLOBAL} {total} is not micro_batch {micro} x accumulation {steps} on one GPU, which is what zero.Init asks where "
+            "the model is made before the ranks have met",
             remedy='write "auto", or remove it',
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from dsplan.planner.rules.known_keys import members, title
@@ -25,7 +26,8 @@ def open_placeholders(document: Document, open_values: Mapping[str, str]) -> Ite
     """
     named = [f"{name} (of {title(pointer) or 'the whole file'})" for name, pointer in open_values.items()]
     first, one = next(iter(open_values)), len(named) == 1
-    fills = f"--define {first}=VALUE fills {'it' if one else 'one'}"
+    word = f"{first}=VALUE" if re.fullmatch(r"[\w.]+", first) else f"'{first}=VALUE'"
+    fills = f"--define {word} fills {'it' if one else 'one'}"
     whole = isinstance(document.at(open_values[first]), dict)  # members of a block that nobody can name
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     yield Hit(

@@ -195,6 +195,7 @@ def test_an_unknown_number_of_gpus_can_be_given(folder: Path) -> None:
     ("line", "said"),
     [
         ("python train.py", "names no DeepSpeed configuration"),
+        ("python nothere.py", "in nothere.py, which is not there"),
         ("python train.py --deepspeed missing.json", "missing.json"),
         ("frobnicate train.py", "is no launcher"),
         ("llamafactory-cli train missing.yaml", "missing.yaml"),
