@@ -154,6 +154,13 @@ def test_what_the_engine_fails_on_is_an_error_of_that_moment(config: dict[str, A
     assert [finding.raises for finding in found if finding.severity == "error"] == [moment]
 
 
+def test_a_scheduler_type_of_null_raises_nowhere() -> None:
+    """The engine started and stepped without a schedule."""
+    config = {**BATCH, "scheduler": {"type": None}}
+    found = lint_text(json.dumps(config), reader="deepspeed").findings
+    assert [f.raises for f in found if f.pointer == "/scheduler/type" and f.severity == "error"] == [None]
+
+
 @pytest.mark.parametrize(
     ("zero", "rule", "severity"),
     [({"stage": "auto"}, "DSP007", "warning"), (True, "DSP011", "error"), (False, "DSP011", "error")],
