@@ -56,6 +56,18 @@ ACCELERATE_FILLS = {
 """The "auto" values that Accelerate's own loop can fill. Those of optimizer and scheduler need a DummyOptim or
 DummyScheduler in the script."""
 
+PLUGIN_FILLS = {
+    f"{ZERO}/stage": 2,
+    f"{ZERO}/offload_optimizer/device": "none",
+    f"{ZERO}/offload_optimizer/nvme_path": "none",
+    f"{ZERO}/offload_param/device": "none",
+    f"{ZERO}/offload_param/nvme_path": "none",
+    f"{ZERO}/stage3_gather_16bit_weights_on_model_save": False,
+}
+"""What Accelerate fills in for the Trainer, whose TrainingArguments hand it the file. Its environment can say otherwise
+(ACCELERATE_DEEPSPEED_ZERO_STAGE and the like). Source: accelerate/utils/dataclasses.py of 1.15, DeepSpeedPlugin.__post_init__;
+transformers/training_args.py of 5.24, __post_init__."""
+
 HIDDEN_SIZE_KEYS = (
     f"{ZERO}/reduce_bucket_size",
     f"{ZERO}/stage3_prefetch_bucket_size",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsplan.planner.filling import ACCELERATE_FILLS, HIDDEN_SIZE_KEYS, Filled, filled_values
+from dsplan.planner.filling import ACCELERATE_FILLS, HIDDEN_SIZE_KEYS, PLUGIN_FILLS, Filled, filled_values
 from dsplan.planner.holding import ZERO, held_by_deepspeed
 from dsplan.planner.linting import Setting, lint_source
 from dsplan.planner.open_values import define
@@ -139,11 +139,14 @@ def _as_handed_over(
 def _table(
     document: Document, reader: Reader, companion: Companion | None, cluster: Cluster | None
 ) -> dict[str, Filled]:
+    left: dict[str, Filled] = {}
+    if reader == "trainer":
+        left = {pointer: Filled(value, "Accelerate, for the Trainer") for pointer, value in PLUGIN_FILLS.items()}
     if companion is not None:
         ranks = cluster.ranks if cluster else None
-        return filled_values(companion, ranks=ranks, stage=document.at(f"{ZERO}/stage"), own=document.value)
+        return left | filled_values(companion, ranks=ranks, stage=document.at(f"{ZERO}/stage"), own=document.value)
     if reader == "trainer":
-        return {"/scheduler/params/warmup_min_lr": Filled(0, "the Trainer itself")}
+        return left | {"/scheduler/params/warmup_min_lr": Filled(0, "the Trainer itself")}
     return {}
 
 

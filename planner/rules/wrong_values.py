@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
@@ -16,6 +17,12 @@ from dsplan.schemas.positions import BOM, Document, shape
 def _late(member: Member, document: Document) -> Severity:
     """An error where DeepSpeed checks the value, at once or later; else it takes it as it is."""
     return ERROR if member.strict or _checked_later(member, document) else WARNING
+
+
+def plugin_fills() -> Mapping[str, Any]:
+    from dsplan.planner.filling import PLUGIN_FILLS
+
+    return PLUGIN_FILLS
 
 
 _OVERWRITTEN = "/steps_per_print"
@@ -120,9 +127,10 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
         filler = node.get("x-auto")
         if (filler == "trainer" and reader != "deepspeed") or (filler == "accelerate" and reader == "accelerate"):
             continue
-        if reader == "trainer" and member.pointer in PLUGIN_FILLS:
+        left = plugin_fills() if filler == "accelerate" and reader == "trainer" else {}
+        if member.pointer in left:
             name = title(member.pointer)
-            fate = json.dumps(PLUGIN_FILLS[member.pointer])
+            fate = json.dumps(left[member.pointer])
             said = f'{name} is "auto", which the Trainer leaves to Accelerate: {fate} unless the launch says otherwise'
             yield Hit(member.pointer, said, remedy="write a value", severity=WARNING, raises="never")
             continue
@@ -156,19 +164,6 @@ def auto_outside_hf(document: Document, reader: str) -> Iterator[Hit]:
             )
         else:
             yield Hit(member.pointer, f"{said}; DeepSpeed keeps it as a text", remedy="write a value", severity=WARNING)
-
-
-PLUGIN_FILLS = {
-    "/zero_optimization/stage": 2,
-    "/zero_optimization/offload_optimizer/device": "none",
-    "/zero_optimization/offload_optimizer/nvme_path": "none",
-    "/zero_optimization/offload_param/device": "none",
-    "/zero_optimization/offload_param/nvme_path": "none",
-    "/zero_optimization/stage3_gather_16bit_weights_on_model_save": False,
-}
-"""What Accelerate fills in for the Trainer, whose TrainingArguments hand it the file. Its environment can say otherwise
-(ACCELERATE_DEEPSPEED_ZERO_STAGE and the like). Source: accelerate/utils/dataclasses.py of 1.15, DeepSpeedPlugin.__post_init__;
-transformers/training_args.py of 5.24, __post_init__."""
 
 
 _WITHOUT = {

@@ -217,3 +217,10 @@ def test_what_will_fill_a_batch_names_no_number_of_gpus(tmp_path: Path) -> None:
     file.write_text('{"train_batch_size": "auto"}')
     (held,) = [one for one in resolve(str(file), reader="trainer").values if one.pointer == "/train_batch_size"]
     assert "x dp; give --args and --cluster" in held.note
+
+
+def test_what_the_trainer_leaves_to_accelerate_is_held_as_accelerate_fills_it() -> None:
+    """transformers 5.24 with accelerate 1.15: stage "auto" of the file became 2, the device "none"."""
+    text = '{"train_batch_size": 8, "zero_optimization": {"stage": "auto", "offload_param": {"device": "auto"}}}'
+    held = {value.pointer: value.value for value in held_values(read_document(text, "json"), "trainer")[0]}
+    assert (held["/zero_optimization/stage"], held["/zero_optimization/offload_param/device"]) == (2, "none")
