@@ -26,7 +26,7 @@ def bad_syntax(syntax: SyntaxProblem, reader: str) -> Iterator[Hit]:
     yield Hit("", syntax.message, span=syntax.span)
 
 
-MOST_UNKNOWN = 10_000
+MOST_UNKNOWN = 1_000
 """Unknown keys of a file that are told one by one. Nobody reads more, and a text of 10 MB can hold 400,000."""
 
 

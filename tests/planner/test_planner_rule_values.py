@@ -94,10 +94,10 @@ def test_dropped_autos_are_told_with_what_holds_instead() -> None:
 
 
 def test_unknown_keys_are_told_one_by_one_up_to_a_number_and_then_counted() -> None:
-    text = json.dumps({**BATCH, **{f"key{index}": 1 for index in range(10_003)}})
+    text = json.dumps({**BATCH, **{f"key{index}": 1 for index in range(1_003)}})
     told = [finding for finding in lint_text(text, reader="deepspeed").findings if finding.rule == "DSP001"]
-    assert len(told) == 10_001
-    assert (told[-1].pointer, told[-1].message) == ("/key10000", "3 more unknown keys from here on")
+    assert len(told) == 1_001
+    assert (told[-1].pointer, told[-1].message) == ("/key1000", "3 more unknown keys from here on")
 
 
 @pytest.mark.parametrize("key", ["stage", "reduce_bucket_size", "sub_group_size"])
