@@ -30,7 +30,10 @@ def _blocks_of(known: Node) -> dict[str, tuple[str, ...]]:
 
     def visit(node: Node, pointer: str) -> None:
         for name, member in node.get("properties", {}).items():
-            if not ({"x-unread", "x-removed", "x-later", "x-alias-of", "$ref"} & member.keys()) and pointer != "/dsplan":
+            if (
+                not ({"x-unread", "x-removed", "x-later", "x-alias-of", "$ref"} & member.keys())
+                and pointer != "/dsplan"
+            ):
                 table.setdefault(name, []).append(pointer)
             visit(member, f"{pointer}/{escape(name)}")
 
