@@ -99,9 +99,14 @@ def none(name: str) -> Project | None:
 def read_project(file: str) -> Project | None:
     """The [tool.dsplan] of a pyproject.toml; None where it has none. Problem in one line where it is wrong."""
     try:
-        text = Path(file).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
+        content = Path(file).read_bytes()
+        text = content.decode("utf-8")
+    except OSError:
         return None  # other tools will say so; it is none of ours
+    except UnicodeDecodeError as error:
+        if b"dsplan" not in content:
+            return None
+        raise Problem(f"{file}: is not UTF-8 text (byte {error.start}), as TOML must be; save it as UTF-8") from None
     if _OURS.search(text) is None:
         return None
     if sys.version_info >= (3, 11):

@@ -93,8 +93,9 @@ def summary(files: Sequence[FileFindings]) -> str:
 
 def _fixable(findings: Sequence[Finding]) -> str:
     safe, unsafe = (sum(one.fix is not None and one.fix.safe is kind for one in findings) for kind in (True, False))
-    parts = [f"{safe} fixable with --fix"] * (safe > 0) + [f"{unsafe} with --unsafe-fixes"] * (unsafe > 0)
-    return f"; {', '.join(parts)}" if parts else ""
+    if safe and unsafe:
+        return f"; {safe} fixable with --fix, {unsafe} more with --unsafe-fixes"
+    return f"; {safe or unsafe} fixable with {'--fix' if safe else '--unsafe-fixes'}" if safe or unsafe else ""
 
 
 def _reader(file: FileFindings) -> str:

@@ -278,6 +278,16 @@ def test_every_way_of_toml_to_write_the_table_is_seen(team: Path, text: str) -> 
     assert read_project("pyproject.toml") is not None
 
 
+def test_a_pyproject_that_is_no_utf8_is_not_passed_over(team: Path) -> None:
+    name = config(team, "ds.json", PLAIN)
+    (team / "pyproject.toml").write_bytes(b'[tool.dsplan]\nignore = ["DSP1"]  # \xe9\n')
+    done = dsplan("lint", name)
+    assert (done.code, done.out) == (2, "")
+    assert "pyproject.toml: is not UTF-8 text (byte 35)" in done.err
+    (team / "pyproject.toml").write_bytes(b"# \xe9\n")
+    assert dsplan("lint", name).code == 0
+
+
 # Policies
 
 
