@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.linting import lint
+from dsplan.planner.auditing.linting import lint
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.finding import READERS, FileFindings, Finding
 from dsplan.schemas.problem import Problem

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsplan.planner.auditing.linting import lint as lint
     from dsplan.planner.estimating import estimate as estimate
-    from dsplan.planner.linting import lint as lint
     from dsplan.planner.tuning import tune as tune
 
 __all__ = ["estimate", "lint", "tune"]
 
-_HOME = {"estimate": "estimating", "lint": "linting", "tune": "tuning"}
+_HOME = {"estimate": "estimating", "lint": "auditing.linting", "tune": "tuning"}
 
 
 def __getattr__(name: str) -> Any:

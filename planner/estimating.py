@@ -141,7 +141,7 @@ def config_notes(
     """
     if config is None or not isinstance(source, str):
         return []
-    from dsplan.planner.linting import lint
+    from dsplan.planner.auditing.linting import lint
 
     raw = config.raw
     notes = []

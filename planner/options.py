@@ -118,7 +118,7 @@ def with_baseline_file(words: Sequence[str]) -> Iterator[str]:
 
 
 def _to_lint(path: str) -> bool:
-    from dsplan.planner.baseline import holds_one
+    from dsplan.planner.auditing.baseline import holds_one
 
     return os.path.exists(path) and not holds_one(path)
 

@@ -29,8 +29,8 @@ def quick_lint(arguments: Sequence[str]) -> int | None:
         if value not in VALUES.get(name, ()):
             return None
         chosen[name] = value
-    from dsplan.planner.linting import lint
-    from dsplan.planner.project import fails
+    from dsplan.planner.auditing.linting import lint
+    from dsplan.planner.auditing.project import fails
 
     found = lint(files or ["."], reader=chosen["--for"])
     more = {"color": sys.stdout.isatty()} if chosen["--format"] == "text" else {}

@@ -71,7 +71,7 @@ except SystemExit:
     pass
 """
     loaded = loaded_by(code)
-    assert "dsplan.planner.linting" in loaded
+    assert "dsplan.planner.auditing.linting" in loaded
     assert not {"torch", "numpy", "fvcore", "transformers", "rich"} & loaded
 
 

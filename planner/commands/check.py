@@ -25,9 +25,9 @@ def check(
     configuration and arguments from the script's flags and files. Exit 0 clean, 1 errors, 2 could not read the line. With
     --exec the report goes to stderr, and the line takes this process's place where it is clean.
     """
-    from dsplan.planner.checking import check as checked
-    from dsplan.planner.checking import setup_of
-    from dsplan.planner.launch_lines import read_line
+    from dsplan.planner.auditing.checking import check as checked
+    from dsplan.planner.auditing.checking import setup_of
+    from dsplan.planner.auditing.launch_lines import read_line
 
     read = read_line(line, os.environ)
     setup = setup_of(read, {**os.environ, **read.environment}, cluster_of(cluster, world_size))

@@ -33,8 +33,8 @@ def diff(
     Exit 0 where they train the same model, 1 where they do not, 2 where one of them cannot be read. Global batch, precision,
     clipping, optimizer and schedule decide; ZeRO stage, offload, buckets, prints and the like do not.
     """
-    from dsplan.planner.comparing import compare
-    from dsplan.planner.resolving import resolve_pair
+    from dsplan.planner.auditing.comparing import compare
+    from dsplan.planner.auditing.resolving import resolve_pair
     from dsplan.reports import resolved_table
 
     companion = None

@@ -92,8 +92,8 @@ def lint(
     format: Annotated[LintFormat, typer.Option("--format")] = LintFormat.text,
 ) -> None:
     """Is this DeepSpeed configuration right? Exit 0 clean, 1 findings, 2 could not run."""
-    from dsplan.planner import fixing, linting
-    from dsplan.planner import project as projects
+    from dsplan.planner.auditing import fixing, linting
+    from dsplan.planner.auditing import project as projects
 
     chosen = cluster_of(cluster, world_size)
     how: dict[str, Any] = {
@@ -147,7 +147,7 @@ def lint(
 
 def _versions(files: Sequence[str], how: dict[str, Any], format: LintFormat) -> int:
     """Prints which releases take each file. FOUND where a file is taken by none."""
-    from dsplan.planner.accepting import acceptances
+    from dsplan.planner.auditing.accepting import acceptances
     from dsplan.reports import versions_table
 
     if format not in (LintFormat.text, LintFormat.json):
@@ -167,7 +167,7 @@ def _note_nearest(told: str) -> None:
 
 
 def _written(found: Sequence[FileFindings], path: str | None) -> str:
-    from dsplan.planner import baseline
+    from dsplan.planner.auditing import baseline
 
     path = path or baseline.DEFAULT
     held = baseline.write(found, path)
@@ -177,7 +177,7 @@ def _written(found: Sequence[FileFindings], path: str | None) -> str:
 
 def _new(found: Sequence[FileFindings], path: str) -> list[FileFindings]:
     """What the baseline does not hold; what it does is counted."""
-    from dsplan.planner.baseline import compared
+    from dsplan.planner.auditing.baseline import compared
 
     told = compared(found, path)
     if told.known:

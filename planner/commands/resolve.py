@@ -33,7 +33,7 @@ def resolve(
     Origins: file (as written), default, auto (an "auto" that the reader fills, and from where), reader (put there unasked),
     coerced ("2" is 2, 5e8 is 500000000), derived (follows from other keys), ignored (nothing reads it).
     """
-    from dsplan.planner.resolving import resolve as resolved_of
+    from dsplan.planner.auditing.resolving import resolve as resolved_of
     from dsplan.reports import resolved_table
 
     companion = None

@@ -14,7 +14,7 @@ from dsplan.schemas.companion import Companion
 from dsplan.schemas.positions import Document
 
 if TYPE_CHECKING:
-    from dsplan.planner.filling import Filled
+    from dsplan.planner.auditing.filling import Filled
 
 Table = Mapping[str, "Filled"]
 ZERO, PARAMS, SCHEDULE = "/zero_optimization", "/optimizer/params", "/scheduler/params"
@@ -277,7 +277,7 @@ def auto_accelerate_cannot_fill(document: Document, companion: Companion) -> Ite
     Source: accelerate/utils/dataclasses.py, fill_match; accelerate/accelerator.py, _prepare_deepspeed
     """
     if companion.kind == "accelerate":
-        from dsplan.planner.filling import ACCELERATE_FILLS
+        from dsplan.planner.auditing.filling import ACCELERATE_FILLS
 
         for member in members(document):
             filler = (member.node or {}).get("x-auto")

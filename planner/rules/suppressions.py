@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dsplan.planner.auditing.suppressing import IGNORE, Entry, meant
 from dsplan.planner.rules.mechanism import RULES, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
-from dsplan.planner.suppressing import IGNORE, Entry, meant
 from dsplan.schemas.positions import Document, shape
 
 

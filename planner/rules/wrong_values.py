@@ -20,7 +20,7 @@ def _late(member: Member, document: Document) -> Severity:
 
 
 def plugin_fills() -> Mapping[str, Any]:
-    from dsplan.planner.filling import PLUGIN_FILLS
+    from dsplan.planner.auditing.filling import PLUGIN_FILLS
 
     return PLUGIN_FILLS
 

@@ -6,8 +6,8 @@ import contextlib
 import json
 from typing import Any
 
-from dsplan.planner.linting import lint_text
-from dsplan.planner.project import Project
+from dsplan.planner.auditing.linting import lint_text
+from dsplan.planner.auditing.project import Project
 from dsplan.planner.rules import Rule
 from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.models import ModelFacts

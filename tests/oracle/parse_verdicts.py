@@ -80,7 +80,7 @@ def asked(configs: Sequence[tuple[str, int]], python: str) -> list[str]:
 
 def lint_rejects(text: str, ranks: int) -> bool:
     """Lint says that DeepSpeed raises when it reads or parses the text."""
-    from dsplan.planner.linting import lint_text
+    from dsplan.planner.auditing.linting import lint_text
     from dsplan.schemas.cluster import parse_cluster
 
     found = lint_text(text, reader="deepspeed", cluster=parse_cluster(str(ranks))).findings

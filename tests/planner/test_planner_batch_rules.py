@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.linting import lint_text
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.finding import Finding
 

@@ -239,8 +239,8 @@ def test_exec_does_not_run_a_line_with_errors(folder: Path) -> None:
 
 def test_nothing_heavy_is_loaded(folder: Path) -> None:
     code = (
-        "import sys\nfrom dsplan.planner import checking, comparing, resolving\n"
-        "from dsplan.planner.launch_lines import read_line\n"
+        "import sys\nfrom dsplan.planner.auditing import checking, comparing, resolving\n"
+        "from dsplan.planner.auditing.launch_lines import read_line\n"
         "line = read_line('torchrun train.py --deepspeed_config plain.json'.split(), {})\n"
         "checking.check(checking.setup_of(line, {}))\ncomparing.compare(resolving.resolve('plain.json'), "
         "resolving.resolve('plain.json'))\nprint(*sys.modules)"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from command import dsplan
-from dsplan.planner.comparing import compare
-from dsplan.planner.resolving import resolve_pair
+from dsplan.planner.auditing.comparing import compare
+from dsplan.planner.auditing.resolving import resolve_pair
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import Companion, companion_of
 from dsplan.schemas.resolved import Comparison

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from dsplan.planner.filling import filled_values
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.filling import filled_values
+from dsplan.planner.auditing.linting import lint_text
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import companion_of
 from dsplan.schemas.finding import FileFindings

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from dsplan.planner.launch_lines import LaunchLine, read_line
+from dsplan.planner.auditing.launch_lines import LaunchLine, read_line
 from dsplan.schemas.problem import Problem
 
 

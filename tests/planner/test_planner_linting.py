@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dsplan.planner import choosing
-from dsplan.planner.fixing import Fixed, diff_of, fix_all, fix_text, write_fixes
-from dsplan.planner.linting import lint, lint_text, linter
+from dsplan.planner.auditing import choosing
+from dsplan.planner.auditing.fixing import Fixed, diff_of, fix_all, fix_text, write_fixes
+from dsplan.planner.auditing.linting import lint, lint_text, linter
 from dsplan.reports import as_github, as_json, as_text
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.problem import Problem
@@ -51,7 +51,7 @@ def test_case(case: Path, monkeypatch: pytest.MonkeyPatch, update_golden: bool) 
 
 def test_linting_imports_nothing_heavy() -> None:
     code = (
-        "import sys, dsplan.planner.linting as l; l.lint([sys.argv[1]]); "
+        "import sys, dsplan.planner.auditing.linting as l; l.lint([sys.argv[1]]); "
         "print([m for m in ('torch', 'numpy', 'jsonschema', 'pydantic', 'yaml', 'rich') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(ROOT / "examples" / "ds_config.json")]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.linting import lint_text
 from dsplan.schemas.known_keys import Node, resolved, schema
 from dsplan.schemas.positions import escape
 

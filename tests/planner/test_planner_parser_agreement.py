@@ -7,7 +7,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.linting import lint_text
 from dsplan.schemas.cluster import parse_cluster
 from helpers.strategies import PARTS, Mutant
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from command import Done, dsplan
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.linting import lint_text
+from dsplan.planner.auditing.project import _READ, _project, glob_matches, read_project
 from dsplan.planner.options import with_baseline_file
-from dsplan.planner.project import _READ, _project, glob_matches, read_project
 from dsplan.schemas.problem import Problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -264,7 +264,7 @@ def test_no_table_makes_it_raise_anything_but_one_line(table: Any) -> None:
 def test_a_pyproject_that_does_not_speak_of_dsplan_is_not_parsed(team: Path) -> None:
     name = config(team, "ds.json", PLAIN)
     project(team, '[project]\nname = "x"\ndependencies = ["dsplan"]\n[tool.ruff]\nthis is no TOML\n')
-    code = "import sys; from dsplan.planner.linting import lint; lint(['ds.json']); print('tomllib' in sys.modules)"
+    code = "import sys; from dsplan.planner.auditing.linting import lint; lint(['ds.json']); print('tomllib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=team)
     assert done.stdout == "False\n"
     assert dsplan("lint", name).code == 0
@@ -318,7 +318,7 @@ def test_a_policy_is_told_with_its_name_message_and_severity(team: Path) -> None
 def test_without_a_policy_jsonschema_is_not_loaded(team: Path) -> None:
     config(team, "ds.json", PLAIN)
     project(team, '[tool.dsplan]\nignore = ["DSP202"]\n')
-    code = "import sys; from dsplan.planner.linting import lint; lint(['ds.json']); print('jsonschema' in sys.modules)"
+    code = "import sys; from dsplan.planner.auditing.linting import lint; lint(['ds.json']); print('jsonschema' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=team)
     assert done.stdout == "False\n"
 

@@ -66,5 +66,5 @@ print(*sys.modules, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     heavy = {"typer", "click", "rich", "traceback", "jsonschema", "yaml", "tomllib", "subprocess", "asyncio"}
-    assert {"dsplan.planner.linting"} <= set(done.stderr.split())
+    assert {"dsplan.planner.auditing.linting"} <= set(done.stderr.split())
     assert not heavy & set(done.stderr.split())

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from command import dsplan
-from dsplan.planner.accepting import acceptances
-from dsplan.planner.fixing import fix_all
-from dsplan.planner.linting import lint_text, linter
-from dsplan.planner.releasing import installed, released
+from dsplan.planner.auditing.accepting import acceptances
+from dsplan.planner.auditing.fixing import fix_all
+from dsplan.planner.auditing.linting import lint_text, linter
+from dsplan.planner.auditing.releasing import installed, released
 from dsplan.schemas.finding import FileFindings
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.releases import NEWEST, Upgrade, asked

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command import dsplan
-from dsplan.planner.resolving import held_values, resolve
+from dsplan.planner.auditing.resolving import held_values, resolve
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import companion_of
 from dsplan.schemas.jsonfile import read_document

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dsplan.planner.fixing import fix_text
-from dsplan.planner.linting import lint, lint_text
+from dsplan.planner.auditing.fixing import fix_text
+from dsplan.planner.auditing.linting import lint, lint_text
 from dsplan.planner.rules import RULES
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.jsonfile import decode

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from dsplan.planner.auditing.fixing import fix_text
 from dsplan.planner.commands.docs import stale
-from dsplan.planner.fixing import fix_text
 from dsplan.planner.rules import RULES, Rule
 from dsplan.reports import rule_page
 from dsplan.schemas.known_keys import lookup

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from command import dsplan
-from dsplan.planner.model_facts import facts_of
-from dsplan.planner.scripts import client_optimizer, config_in
+from dsplan.planner.auditing.model_facts import facts_of
+from dsplan.planner.auditing.scripts import client_optimizer, config_in
 
 
 def script(folder: Path, text: str) -> str:

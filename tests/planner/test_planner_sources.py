@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from command import dsplan
-from dsplan.planner.linting import lint, lint_text
-from dsplan.planner.sources import sources
+from dsplan.planner.auditing.linting import lint, lint_text
+from dsplan.planner.auditing.sources import sources
 from dsplan.schemas.problem import Problem
 
 CLEAN = '{"train_batch_size": 8, "gradient_clipping": 1.0}'

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.linting import lint_text
 from dsplan.planner.rules import RULES
 from dsplan.reports import as_github, as_gitlab, as_json, as_junit, as_markdown, as_sarif, as_text
 from dsplan.reports.places import relative, uri_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from dsplan.planner.linting import lint_text
+from dsplan.planner.auditing.linting import lint_text
 from dsplan.planner.rules import RULES
 from dsplan.reports import as_github, as_json, as_text, rule_page
 
@@ -55,7 +55,8 @@ def test_text_has_place_snippet_caret_and_count() -> None:
         '  |   ^~~~~~~~~~~~~~~~~~~ write "zero_optimization"',
     ]
     assert re.fullmatch(
-        r"1 error in 1 file, read as DeepSpeed 0\.19\.8 reads it \(\d+ rules skipped: pass --args, --cluster, --model\); 1 fixable with --fix", last
+        r"1 error in 1 file, read as DeepSpeed 0\.19\.8 reads it \(\d+ rules skipped: pass --args, --cluster, --model\); 1 fixable with --fix",
+        last,
     )
 
 

@@ -95,7 +95,7 @@ def test_one_bit_optimizers_are_names_until_they_were_removed() -> None:
 
 def test_a_plain_lint_reads_nothing_of_it() -> None:
     program = (
-        "import sys; from dsplan.planner.linting import lint_text; lint_text('{\"train_batch_size\": 8}');"
+        "import sys; from dsplan.planner.auditing.linting import lint_text; lint_text('{\"train_batch_size\": 8}');"
         "assert 'dsplan.schemas.releases' not in sys.modules and 'importlib.metadata' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

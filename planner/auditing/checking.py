@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.launch_counts import Count, open_value, whole
-from dsplan.planner.launch_lines import LaunchLine
-from dsplan.planner.linting import Setting, lint_source
-from dsplan.planner.project import finder
+from dsplan.planner.auditing.launch_counts import Count, open_value, whole
+from dsplan.planner.auditing.launch_lines import LaunchLine
+from dsplan.planner.auditing.linting import Setting, lint_source
+from dsplan.planner.auditing.project import finder
+from dsplan.planner.auditing.shell_text import is_open
+from dsplan.planner.auditing.sources import Source, sources
 from dsplan.planner.rules import RULES
-from dsplan.planner.shell_text import is_open
-from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion, companion_of, load_options
 from dsplan.schemas.finding import FileFindings
@@ -285,7 +285,7 @@ def _config(
 def _of_script(program: str) -> str | None:
     if not program.endswith(".py"):
         return None
-    from dsplan.planner.scripts import config_in
+    from dsplan.planner.auditing.scripts import config_in
 
     return config_in(program)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dsplan.planner.auditing.scripts import client_optimizer
 from dsplan.planner.rules.models import ModelFacts
-from dsplan.planner.scripts import client_optimizer
 
 if TYPE_CHECKING:
     from dsplan.planner.load import Subject

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dsplan.planner.shell_text import is_open
+from dsplan.planner.auditing.shell_text import is_open
 from dsplan.schemas.problem import Problem
 
 TORCHRUN_FLAGS = frozenset(

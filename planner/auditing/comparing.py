@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsplan.planner.argument_defaults import IMPLEMENTATION, argument_defaults
-from dsplan.planner.holding import no_effect
+from dsplan.planner.auditing.argument_defaults import IMPLEMENTATION, argument_defaults
+from dsplan.planner.auditing.holding import no_effect
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import shape, steps
 from dsplan.schemas.resolved import Comparison, Difference, Held, Resolved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dsplan.planner import suppressing
+from dsplan.planner.auditing import suppressing
 from dsplan.planner.rules import RULES, Rule
 from dsplan.schemas.problem import Problem
 

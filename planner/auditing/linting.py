@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from dsplan.planner import project as projects
-from dsplan.planner.choosing import chosen_rules
-from dsplan.planner.judging import Setting, lint_source, within
-from dsplan.planner.releasing import released
+from dsplan.planner.auditing import project as projects
+from dsplan.planner.auditing.choosing import chosen_rules
+from dsplan.planner.auditing.judging import Setting, lint_source, within
+from dsplan.planner.auditing.releasing import released
+from dsplan.planner.auditing.sources import Source, sources
 from dsplan.planner.rules import RULES, Rule
 from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.models import ModelFacts
-from dsplan.planner.sources import Source, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.finding import FileFindings, Reader
@@ -158,8 +158,8 @@ def _of_model(
     model: str, cluster: Cluster | None, args: str | None, engine: str
 ) -> tuple[Callable[[dict[str, Any]], Fit | str], ModelFacts]:
     """A function from a file's object to what it takes on the cluster's GPUs, and what the model is. Loads both, and torch."""
+    from dsplan.planner.auditing.model_facts import facts_of
     from dsplan.planner.load import load_subject
-    from dsplan.planner.model_facts import facts_of
 
     subject = load_subject(model)
     return _fits(subject, cluster, args, engine), facts_of(model, subject)

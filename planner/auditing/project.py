@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsplan.planner.auditing.suppressing import meant
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.policy import Policy, validator_of
-from dsplan.planner.suppressing import meant
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.finding import READERS, SEVERITIES, FileFindings, Finding, Span
 from dsplan.schemas.positions import Lines, escape, shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsplan.planner.linting import lint_source, setting_of
-from dsplan.planner.sources import sources
+from dsplan.planner.auditing.linting import lint_source, setting_of
+from dsplan.planner.auditing.sources import sources
 from dsplan.schemas.acceptance import Acceptance, Verdict
 from dsplan.schemas.finding import FileFindings
 from dsplan.schemas.releases import asked

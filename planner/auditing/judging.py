@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dsplan.planner import project as projects
-from dsplan.planner import suppressing
-from dsplan.planner.choosing import check_known, chosen_rules
-from dsplan.planner.meaning import meaning
-from dsplan.planner.open_values import define, fillings, open_names
-from dsplan.planner.reading import Reading, read
-from dsplan.planner.releasing import NEWEST, released
+from dsplan.planner.auditing import project as projects
+from dsplan.planner.auditing import suppressing
+from dsplan.planner.auditing.choosing import check_known, chosen_rules
+from dsplan.planner.auditing.meaning import meaning
+from dsplan.planner.auditing.open_values import define, fillings, open_names
+from dsplan.planner.auditing.reading import Reading, read
+from dsplan.planner.auditing.releasing import NEWEST, released
+from dsplan.planner.auditing.sources import Source
 from dsplan.planner.rules import RULES, Hit, Rule, holding, run
 from dsplan.planner.rules.fit import Fit
 from dsplan.planner.rules.models import ModelFacts
-from dsplan.planner.sources import Source
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.finding import FileFindings, Finding, Moment, Reader, SkippedRule, Span
@@ -25,7 +25,7 @@ from dsplan.schemas.positions import Document
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
-    from dsplan.planner.filling import Filled
+    from dsplan.planner.auditing.filling import Filled
     from dsplan.schemas.releases import Upgrade
 
 NEEDS = {
@@ -251,7 +251,7 @@ def _idle_suppressions(
 
 def filled_of(document: Document, companion: Companion, cluster: Cluster | None) -> dict[str, Filled]:
     """What the companion's reader puts in the place of the document's "auto" values."""
-    from dsplan.planner.filling import filled_values
+    from dsplan.planner.auditing.filling import filled_values
 
     own = document.value if isinstance(document.value, dict) else {}
     ranks = None if cluster is None else cluster.ranks

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsplan.planner.filling import ACCELERATE_FILLS, HIDDEN_SIZE_KEYS, PLUGIN_FILLS, Filled, filled_values
-from dsplan.planner.holding import ZERO, held_by_deepspeed
-from dsplan.planner.linting import Setting, lint_source
-from dsplan.planner.open_values import define
-from dsplan.planner.reading import read
+from dsplan.planner.auditing.filling import ACCELERATE_FILLS, HIDDEN_SIZE_KEYS, PLUGIN_FILLS, Filled, filled_values
+from dsplan.planner.auditing.holding import ZERO, held_by_deepspeed
+from dsplan.planner.auditing.linting import Setting, lint_source
+from dsplan.planner.auditing.open_values import define
+from dsplan.planner.auditing.reading import read
+from dsplan.planner.auditing.sources import STDIN, sources
 from dsplan.planner.rules import RULES
-from dsplan.planner.sources import STDIN, sources
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO

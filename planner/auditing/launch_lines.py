@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dsplan.planner.launch_counts import (
+from dsplan.planner.auditing.launch_counts import (
     Count,
     Environment,
     Options,
@@ -24,7 +24,7 @@ from dsplan.planner.launch_counts import (
     visible_devices,
     whole,
 )
-from dsplan.planner.launch_options import (
+from dsplan.planner.auditing.launch_options import (
     ACCELERATE_FLAGS,
     DEEPSPEED_FLAGS,
     MPIRUN_FLAGS,
@@ -32,8 +32,8 @@ from dsplan.planner.launch_options import (
     TORCHRUN_FLAGS,
     options_of,
 )
-from dsplan.planner.shell_text import is_open, shell_words
-from dsplan.planner.wrappers import WRAPPERS, unwrapped, without_environment
+from dsplan.planner.auditing.shell_text import is_open, shell_words
+from dsplan.planner.auditing.wrappers import WRAPPERS, unwrapped, without_environment
 from dsplan.schemas.problem import Problem
 
 

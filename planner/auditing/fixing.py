@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsplan.planner.sources import STDIN
+from dsplan.planner.auditing.sources import STDIN
 from dsplan.schemas.finding import FileFindings, Finding
 from dsplan.schemas.problem import Problem
 

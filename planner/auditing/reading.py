@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from dsplan.planner.auditing.sources import Source
 from dsplan.planner.rules.known_keys import members
-from dsplan.planner.sources import Source
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.finding import READERS, Reader
 from dsplan.schemas.jinja import has_blocks, renderings
