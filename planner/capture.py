@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsplan.planner.load import TRACE_TIMEOUT_SECONDS, Subject
-from dsplan.schemas.plan import OptimizerSpec
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
 

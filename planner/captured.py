@@ -19,9 +19,9 @@ from dsplan.planner.tracer import assemble, sequence_length
 from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lazy_names, lent_weights
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
+from dsplan.schemas.choices import OPTIMIZER_STATES, Kernel, OptimizerSpec
 from dsplan.schemas.config import DsConfig, optimizer_spec, read_config
 from dsplan.schemas.jsonfile import load_config_file
-from dsplan.schemas.plan import OPTIMIZER_STATES, Kernel, OptimizerSpec
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

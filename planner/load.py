@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsplan.planner.blaming import user_code
 from dsplan.planner.calling import check_call, check_loss, checked_sample_batch, kind_of
-from dsplan.schemas.plan import OptimizerSpec
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:

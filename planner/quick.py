@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from dsplan.planner.terminal import CLEAN, FOUND
 from dsplan.schemas.finding import READERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VALUES = {"--for": ("auto", *READERS), "--format": ("text", "json", "github")}
 """The options that are read here, to what they may be."""

@@ -19,8 +19,9 @@ from dsplan.planner.weightless import fakes, lent_weights, stand_in
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
 from dsplan.runtime.watching import StepWatch
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.ledger import Ledger
-from dsplan.schemas.plan import OptimizerSpec, Plan
+from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import _engine_run_backward

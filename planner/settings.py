@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dsplan.schemas.choices import OPTIMIZER_STATES, OptimizerSpec, ZeroKnobs
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, optimizer_spec
-from dsplan.schemas.plan import OPTIMIZER_STATES, Engine, OptimizerSpec, ZeroKnobs
+from dsplan.schemas.plan import Engine
 from dsplan.schemas.problem import Problem
 
 

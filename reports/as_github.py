@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsplan.reports.as_text import printable
 from dsplan.reports.places import relative
-from dsplan.schemas.finding import FileFindings, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.finding import FileFindings, Finding
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 

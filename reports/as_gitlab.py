@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.reports.places import fingerprint, relative
-from dsplan.schemas.finding import FileFindings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dsplan.schemas.finding import FileFindings
 
 _SEVERITIES = {"error": "major", "warning": "minor", "info": "info"}
 

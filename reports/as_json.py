@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsplan.schemas.finding import FileFindings, Finding
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.finding import FileFindings, Finding
 
 
 def findings(files: Sequence[FileFindings]) -> str:

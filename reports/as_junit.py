@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dsplan.reports.as_text import printable
-from dsplan.schemas.finding import FileFindings, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dsplan.schemas.finding import FileFindings, Finding
 
 
 def findings(files: Sequence[FileFindings]) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsplan.reports.as_text import printable, summary
-from dsplan.schemas.finding import FileFindings, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.finding import FileFindings, Finding
 
 _SPECIAL = re.compile(r"[\\`*\[<|~]|(?<![^\W_])_|_(?![^\W_])")
 """What GitHub and GitLab would take for markup; a backslash before any punctuation is safe, and _ inside a word is none.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.reports import rule_page
 from dsplan.reports.places import fingerprint, uri_of
-from dsplan.reports.rule_page import RuleLike
-from dsplan.schemas.finding import FileFindings, Finding, Span
 from dsplan.schemas.positions import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dsplan.reports.rule_page import RuleLike
+    from dsplan.schemas.finding import FileFindings, Finding, Span
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dsplan.schemas.finding import SEVERITIES, FileFindings, Finding
 from dsplan.schemas.positions import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _COLORS = {"error": "31", "warning": "33", "info": "36"}
 _READERS = {"trainer": "HF Trainer", "accelerate": "Accelerate"}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dsplan.schemas.estimate import Estimate, Row
 from dsplan.schemas.units import count, flops, gib, in_unit, seconds, size, table_unit
 from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.estimate import Estimate, Row
 
 MOST_ROWS = 8
 """What text shows without --all."""

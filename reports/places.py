@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from dsplan.schemas.finding import Finding
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from dsplan.schemas.finding import Finding
 
 
 def relative(path: str) -> str:

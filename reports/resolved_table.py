@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.reports.as_text import printable
 from dsplan.schemas.positions import steps
-from dsplan.schemas.resolved import Comparison, Held, Resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.resolved import Comparison, Held, Resolved
 
 _HANDED = {
     "deepspeed": "as DeepSpeed 0.19.8 holds it",

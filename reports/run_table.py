@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.schemas.ledger import CATEGORIES, Ledger
 from dsplan.schemas.units import size
 from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def as_text(predicted: Mapping[str, Any] | None, ledgers: Sequence[Ledger | None]) -> str:

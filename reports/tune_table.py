@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsplan.schemas.estimate import Row
-from dsplan.schemas.tuned import Tuned
 from dsplan.schemas.units import gib, rate, seconds
 from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsplan.schemas.estimate import Row
+    from dsplan.schemas.tuned import Tuned
 
 BEST_ROWS = 8
 

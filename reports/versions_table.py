@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dsplan.schemas.acceptance import Acceptance, Verdict
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.acceptance import Acceptance, Verdict
 
 
 def text(files: Sequence[Acceptance]) -> str:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from dsplan.runtime.blocks import find_blocks
-from dsplan.schemas.plan import Recompute
+from dsplan.schemas.choices import Recompute
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.utils.checkpoint import checkpoint

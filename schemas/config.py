@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dsplan.schemas.plan import OPTIMIZER_STATES, RECOMPUTES, Offload, OptimizerSpec, Recompute, ZeroKnobs
+from dsplan.schemas.choices import OPTIMIZER_STATES, RECOMPUTES, Offload, OptimizerSpec, Recompute, ZeroKnobs
 from dsplan.schemas.problem import Problem
 
 AUTO = "auto"

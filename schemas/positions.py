@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dsplan.schemas.finding import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Dialect = Literal["json", "hjson", "yaml", "python"]
 BOM = "\ufeff"

@@ -6,6 +6,7 @@ out before (jinja.py).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,13 +91,18 @@ def names(written: str) -> tuple[str, ...]:
     return tuple(hole_name(hole) for hole in holes(written)) or (written,)
 
 
-_TOKEN = re.compile(
-    rf"""(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-    rf"""|(?P<comment>\#[^\n]*|//[^\n]*|/\*.*?\*/)"""
-    rf"""|(?P<open>(?:[^\s,:\[\]{{}}"'$]*(?:{_HOLE}))+[^\s,:\[\]{{}}"']*)"""
-    rf"""|(?P<word>[^\s,:\[\]{{}}"']+)|(?P<sign>[,:\[\]{{}}])""",
-    re.DOTALL | re.VERBOSE,
-)
+@functools.cache
+def _token() -> re.Pattern[str]:
+    """Compiled when a template comes: it takes longer than most files."""
+    return re.compile(
+        rf"""(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+        rf"""|(?P<comment>\#[^\n]*|//[^\n]*|/\*.*?\*/)"""
+        rf"""|(?P<open>(?:[^\s,:\[\]{{}}"'$]*(?:{_HOLE}))+[^\s,:\[\]{{}}"']*)"""
+        rf"""|(?P<word>[^\s,:\[\]{{}}"']+)|(?P<sign>[,:\[\]{{}}])""",
+        re.DOTALL | re.VERBOSE,
+    )
+
+
 _SPACE = re.compile(r"\s*")
 _WORD_ENDS = re.compile(r"[ \t]*([,}\]\r\n#/]|\Z)")
 
@@ -105,7 +111,7 @@ def _outside_quotes(text: str) -> Iterator[tuple[int, int, bool]]:
     """Start and end of each placeholder outside quotes and comments, and whether it stands for whole members."""
     nesting: list[str] = []
     key_next = False
-    for token in _TOKEN.finditer(text):
+    for token in _token().finditer(text):
         kind, word, (start, end) = token.lastgroup, token[0], token.span()
         if kind == "sign":
             if word in "{[":

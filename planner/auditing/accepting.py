@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.auditing.linting import lint_source, setting_of
 from dsplan.planner.auditing.sources import sources
 from dsplan.schemas.acceptance import Acceptance, Verdict
-from dsplan.schemas.finding import FileFindings
 from dsplan.schemas.releases import asked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsplan.schemas.finding import FileFindings
 
 
 def acceptances(paths: Sequence[str], **options: Any) -> list[Acceptance]:

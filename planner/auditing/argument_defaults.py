@@ -5,8 +5,10 @@ Sources: deepspeed/runtime/lr_schedules.py; deepspeed/ops (FusedAdam, FusedLamb,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _WARMUP = {"warmup_num_steps": 1000, "warmup_type": "log", "last_batch_iteration": -1}
 _ADAM = {

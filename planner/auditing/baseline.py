@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsplan.schemas.finding import FileFindings, Finding
 from dsplan.schemas.jsonfile import read_text
 from dsplan.schemas.positions import shape
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsplan.schemas.finding import FileFindings, Finding
 
 DEFAULT = "dsplan-baseline.json"
 Key = tuple[str, str, str]

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.auditing.launch_counts import Count, open_value, whole
-from dsplan.planner.auditing.launch_lines import LaunchLine
 from dsplan.planner.auditing.linting import Setting, lint_source
 from dsplan.planner.auditing.project import finder
 from dsplan.planner.auditing.shell_text import is_open
@@ -18,8 +17,11 @@ from dsplan.planner.auditing.sources import Source, sources
 from dsplan.planner.rules import RULES
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion, companion_of, load_options
-from dsplan.schemas.finding import FileFindings
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from dsplan.planner.auditing.launch_lines import LaunchLine
+    from dsplan.schemas.finding import FileFindings
 
 _CONFIG_FLAGS = (
     "deepspeed",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from dsplan.planner.auditing import suppressing
 from dsplan.planner.rules import RULES, Rule
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def chosen_rules(select: Iterable[str], ignore: Iterable[str]) -> list[Rule]:

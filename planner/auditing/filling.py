@@ -7,11 +7,13 @@ accelerate/utils/dataclasses.py (DeepSpeedPlugin) and accelerate/accelerator.py 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsplan.schemas.companion import Companion
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsplan.schemas.companion import Companion
 
 ZERO = "/zero_optimization"
 PARAMS = "/optimizer/params"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.values import AUTO, held_value
-from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.config import BATCH_KEYS
 from dsplan.schemas.known_keys import Node, child, lookup, schema
 from dsplan.schemas.positions import Document, escape, shape, steps
 from dsplan.schemas.resolved import Held, Origin
+
+if TYPE_CHECKING:
+    from dsplan.schemas.cluster import Cluster
 
 ZERO = "/zero_optimization"
 Told = Mapping[str, tuple[Origin, str]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +12,21 @@ from dsplan.planner.auditing.meaning import meaning
 from dsplan.planner.auditing.open_values import define, fillings, open_names
 from dsplan.planner.auditing.reading import Reading, read
 from dsplan.planner.auditing.releasing import NEWEST, released
-from dsplan.planner.auditing.sources import Source
 from dsplan.planner.rules import RULES, Hit, Rule, holding, run
-from dsplan.planner.rules.fit import Fit
-from dsplan.planner.rules.models import ModelFacts
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.companion import Companion
 from dsplan.schemas.finding import FileFindings, Finding, Moment, Reader, SkippedRule, Span
 from dsplan.schemas.known_keys import at_release
-from dsplan.schemas.positions import Document
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from dsplan.planner.auditing.filling import Filled
+    from dsplan.planner.auditing.sources import Source
+    from dsplan.planner.rules.fit import Fit
+    from dsplan.planner.rules.models import ModelFacts
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.companion import Companion
+    from dsplan.schemas.positions import Document
     from dsplan.schemas.releases import Upgrade
 
 NEEDS = {

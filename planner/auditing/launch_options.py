@@ -6,11 +6,13 @@ Sources: torch/distributed/run.py, deepspeed/launcher/runner.py, accelerate/comm
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.auditing.shell_text import is_open
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TORCHRUN_FLAGS = frozenset(
     {"standalone", "m", "module", "no_python", "run_path", "use_env", "use_libuv", "virtual_local_rank", "h", "help"}

@@ -5,7 +5,6 @@ sources.py finds the texts, reading.py reads them, judging.py asks the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsplan.planner.auditing import project as projects
@@ -15,14 +14,16 @@ from dsplan.planner.auditing.releasing import released
 from dsplan.planner.auditing.sources import Source, sources
 from dsplan.planner.rules import RULES, Rule
 from dsplan.planner.rules.fit import Fit
-from dsplan.planner.rules.models import ModelFacts
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.companion import Companion
-from dsplan.schemas.finding import FileFindings, Reader
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from dsplan.planner.load import Subject
+    from dsplan.planner.rules.models import ModelFacts
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.companion import Companion
+    from dsplan.schemas.finding import FileFindings, Reader
     from dsplan.schemas.releases import Upgrade
 
 __all__ = ["Setting", "lint", "lint_source", "lint_text", "linter", "setting_of"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.schemas.config import AUTO, DsConfig, read_config
 from dsplan.schemas.config import ConfigError as _ConfigError
-from dsplan.schemas.finding import Reader
 from dsplan.schemas.positions import Document, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsplan.schemas.finding import Reader
 
 
 def meaning(document: Document, reader: Reader, filled: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.known_keys import Node, lookup, resolved
 from dsplan.schemas.positions import Document, escape, steps
 from dsplan.schemas.templates import filled, holes, names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 FILLINGS = 12
 """Tries: each value of the longest list of candidates at least once, and pairs of them mixed."""

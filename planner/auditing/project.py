@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.auditing.suppressing import meant
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.policy import Policy, validator_of
-from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.finding import READERS, SEVERITIES, FileFindings, Finding, Span
 from dsplan.schemas.positions import Lines, escape, shape
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dsplan.schemas.cluster import Cluster
 
 FILE = "pyproject.toml"
 _OURS = re.compile(r"""tool["']?\s*\.\s*["']?dsplan\b|^\s*\[\s*["']?tool["']?\s*\]""", re.M)
@@ -189,6 +192,8 @@ def _cluster(value: Any, where: str) -> Cluster:
     if text.endswith(".json") or "/" in text or text == "local":
         raise Problem(f"{where} is {shape(value)}; give it as GPUs x kind (8xH100-80GB), or as a number of GPUs")
     try:
+        from dsplan.schemas.cluster import parse_cluster
+
         return parse_cluster(text)
     except Problem as problem:
         raise Problem(f"{where}: {str(problem).removeprefix('--cluster ')}") from problem

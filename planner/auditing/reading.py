@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from dsplan.planner.auditing.sources import Source
 from dsplan.planner.rules.known_keys import members
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.finding import READERS, Reader
@@ -13,6 +13,9 @@ from dsplan.schemas.jinja import has_blocks, renderings
 from dsplan.schemas.jsonfile import read_document
 from dsplan.schemas.positions import BOM, Dialect, Document, Lines, SyntaxProblem
 from dsplan.schemas.templates import MARK, holes, is_template, masked
+
+if TYPE_CHECKING:
+    from dsplan.planner.auditing.sources import Source
 
 
 @dataclass(frozen=True, slots=True)

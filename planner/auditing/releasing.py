@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dsplan.schemas.releases import Upgrade
 
 NEWEST = "0.19.8"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.auditing.filling import ACCELERATE_FILLS, HIDDEN_SIZE_KEYS, PLUGIN_FILLS, Filled, filled_values
 from dsplan.planner.auditing.holding import ZERO, held_by_deepspeed
@@ -14,14 +13,18 @@ from dsplan.planner.auditing.open_values import define
 from dsplan.planner.auditing.reading import read
 from dsplan.planner.auditing.sources import STDIN, sources
 from dsplan.planner.rules import RULES
-from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO
-from dsplan.schemas.finding import FileFindings, Reader
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, steps
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.resolved import Held, Origin, Resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.finding import FileFindings, Reader
 
 _SCRIPT_GIVES_IT = "DSP101"
 """A file without any batch size: DeepSpeed refuses it, but scripts lay one over it."""

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _VARIABLE = r"\$\{(?P<braced>\w+)(?::?-(?P<default>[^{}$]*))?\}|\$(?P<name>[A-Za-z_]\w*)"
 _COMMAND = r"\$\([^()]*\)|`[^`]*`"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsplan.schemas.jsonfile import decode, read_document, read_text, read_whole
 from dsplan.schemas.known_keys import schema
 from dsplan.schemas.positions import Document, SyntaxProblem
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 STDIN = "-"
 _SKIPPED_FOLDERS = {"node_modules", "__pycache__", "build", "dist"}

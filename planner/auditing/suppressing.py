@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dsplan.schemas.finding import Finding
-from dsplan.schemas.positions import Document
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dsplan.schemas.finding import Finding
+    from dsplan.schemas.positions import Document
 
 IGNORE = "/dsplan/ignore"
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from dsplan.planner.rules.known_keys import members, title
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.precision import on
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.companion import Companion
-from dsplan.schemas.positions import Document
 
 if TYPE_CHECKING:
     from dsplan.planner.auditing.filling import Filled
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.companion import Companion
+    from dsplan.schemas.positions import Document
 
 Table = Mapping[str, "Filled"]
 ZERO, PARAMS, SCHEDULE = "/zero_optimization", "/optimizer/params", "/scheduler/params"

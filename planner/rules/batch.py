@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
-from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.config import BATCH_KEYS, DsConfig, resolve_batch
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.positions import Document
 
 GLOBAL, MICRO, STEPS = BATCH_KEYS
 

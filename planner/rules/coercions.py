@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.values import counts_as_number, fault, held_value
-from dsplan.schemas.finding import Severity
 from dsplan.schemas.positions import Document, number, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.finding import Severity
 
 _STAGE = "/zero_optimization/stage"
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.parallel import tensor_parallel
 from dsplan.planner.rules.precision import on
 from dsplan.planner.rules.reading import block
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.positions import Document
 
 BLOCK, ZERO = "/compile", "/zero_optimization"
 DEEP, PASSES = f"{BLOCK}/deepcompile", f"{BLOCK}/passes"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.reading import block, truthy, whole
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.positions import Document, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = "/data_efficiency"
 SAMPLING, ROUTING = f"{ROOT}/data_sampling", f"{ROOT}/data_routing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.parallel import TENSOR, tensor_parallel
@@ -10,8 +10,12 @@ from dsplan.planner.rules.pipeline import gpus
 from dsplan.planner.rules.precision import on
 from dsplan.planner.rules.reading import block, truthy, whole
 from dsplan.planner.rules.structure import one_of
-from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
 
 BLOCK = "/expert_parallel"
 SIZE, INNER_SIZE = f"{BLOCK}/autoep_size", f"{BLOCK}/expert_tensor_parallel_size"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.schemas.known_keys import Node, child, lookup, resolved, schema
 from dsplan.schemas.positions import Document, escape, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def blocks_of() -> dict[str, tuple[str, ...]]:

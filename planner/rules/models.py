@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.positions import Document
 
 ZERO = "/zero_optimization"
 DEVICE = f"{ZERO}/offload_optimizer/device"

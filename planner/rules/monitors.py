@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import INFO, WARNING, Hit, rule
@@ -11,6 +11,9 @@ from dsplan.planner.rules.precision import on
 from dsplan.planner.rules.reading import block
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LOGGER = "/comms_logger"
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}

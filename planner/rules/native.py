@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import ERROR, Hit, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 @rule("DSP801", "not-native", severity=ERROR, keys=[])

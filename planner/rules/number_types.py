@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.precision import bf16_block, number_at, on
-from dsplan.schemas.config import DsConfig
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.config import DsConfig
 
 ACCUMULATION = "/data_types/grad_accum_dtype"
 _NAMES = {

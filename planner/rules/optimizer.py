@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.near_names import nearest
@@ -11,6 +10,9 @@ from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, escape, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TYPE, PARAMS = "/optimizer/type", "/optimizer/params"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.optimizer import PARAMS, TYPE, names, optimizer_type, params
@@ -10,6 +10,9 @@ from dsplan.planner.rules.precision import number_at
 from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.structure import one_of
 from dsplan.schemas.positions import Document, escape, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OFFLOAD = "/zero_optimization/offload_optimizer/device"
 ADAMS = ("Adam", "AdamW")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.pipeline import gpus
 from dsplan.planner.rules.reading import whole
 from dsplan.planner.rules.structure import one_of
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.config import DsConfig
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.config import DsConfig
 
 TENSOR = "/tensor_parallel"
 SIZE, INNER_SIZE = f"{TENSOR}/autotp_size", f"{TENSOR}/tp/tp_size"

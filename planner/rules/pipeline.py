@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.precision import on
 from dsplan.planner.rules.reading import whole
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.config import DsConfig
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.config import DsConfig
+    from dsplan.schemas.positions import Document
 
 STAGES, SECTION = "/dsplan/pipeline_stages", "/pipeline"
 BUBBLE_LIMIT = 0.2

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import ERROR, Hit, rule
-from dsplan.schemas.finding import Severity
 from dsplan.schemas.positions import Document, shape
 from dsplan.schemas.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dsplan.schemas.finding import Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

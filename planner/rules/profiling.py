@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.pipeline import gpus
 from dsplan.planner.rules.precision import on
 from dsplan.planner.rules.reading import block, truthy, whole
-from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
 
 FLOPS, TUNING, HYBRID = "/flops_profiler", "/autotuning", "/hybrid_engine"
 QUANTIZATION = "/weight_quantization"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import members, title
 from dsplan.planner.rules.mechanism import INFO, WARNING, Hit, rule
 from dsplan.schemas.config import AUTO
-from dsplan.schemas.positions import Document, SyntaxProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dsplan.schemas.positions import Document, SyntaxProblem
 
 MOST_NAMED = 100
 """Placeholders that one message names."""

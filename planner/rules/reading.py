@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsplan.schemas.positions import Document
+if TYPE_CHECKING:
+    from dsplan.schemas.positions import Document
 
 
 def whole(document: Document, pointer: str) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.known_keys import Member, members, title
@@ -14,6 +13,8 @@ from dsplan.schemas.known_keys import child, lookup
 from dsplan.schemas.positions import Document, escape, steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from dsplan.schemas.releases import Upgrade
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.optimizer import optimizer_type, params
@@ -10,6 +10,9 @@ from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.scheduler import PARAMS, TYPE, kind_of
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 NEED_OBJECTS = {

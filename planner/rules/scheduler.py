@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.planner.rules.optimizer import names, params, unknown_arguments
 from dsplan.planner.rules.reading import number
 from dsplan.planner.rules.structure import one_of
-from dsplan.schemas.config import DsConfig
 from dsplan.schemas.known_keys import lookup
 from dsplan.schemas.positions import Document, escape, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.config import DsConfig
 
 TYPE, PARAMS = "/scheduler/type", "/scheduler/params"
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import CLOSED, Member, absent, blocks_of, members, title
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.finding import Fix
-from dsplan.schemas.known_keys import Node
 from dsplan.schemas.positions import BOM, Document, SyntaxProblem, escape, shape, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.known_keys import Node
 
 
 @rule("DSP000", "bad-syntax", severity=ERROR, keys=[], raises="load")

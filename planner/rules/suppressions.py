@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dsplan.planner.auditing.suppressing import IGNORE, Entry, meant
 from dsplan.planner.rules.mechanism import RULES, WARNING, Hit, rule
 from dsplan.planner.rules.near_names import nearest
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 @rule("DSP060", "unused-suppression", severity=WARNING, keys=["/dsplan/ignore"])

@@ -6,12 +6,14 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dsplan.planner.rules.known_keys import CLOSED, Member, members, shadowed
-from dsplan.schemas.finding import Moment
-from dsplan.schemas.known_keys import Node
 from dsplan.schemas.positions import Document, shape
+
+if TYPE_CHECKING:
+    from dsplan.schemas.finding import Moment
+    from dsplan.schemas.known_keys import Node
 
 Kind = Literal["swallowed", "auto", "flag", "text-for-boolean", "type", "range"]
 AUTO = "auto"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.known_keys import Member, members, title
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
 from dsplan.planner.rules.values import counts_as_number, fault, moment
-from dsplan.schemas.finding import Severity
 from dsplan.schemas.json_parser import PYTHON_WORDS
 from dsplan.schemas.positions import BOM, Document, shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dsplan.schemas.finding import Severity
 
 
 def _late(member: Member, document: Document) -> Severity:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.precision import on
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.positions import Document
 
 BLOCK = "/zero_optimization/zenflow"
 OFFLOAD = "/zero_optimization/offload_optimizer"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.known_keys import members
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.number_types import by_bf16_optimizer
 from dsplan.planner.rules.precision import number_at, on
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.config import DsConfig
-from dsplan.schemas.finding import Severity
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.config import DsConfig
+    from dsplan.schemas.finding import Severity
+    from dsplan.schemas.positions import Document
 
 ZERO = "/zero_optimization"
 

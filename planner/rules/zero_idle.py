@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, rule
 from dsplan.planner.rules.precision import number_at, on
-from dsplan.schemas.positions import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.positions import Document
 
 ZERO = "/zero_optimization"
 PREDIVIDE = "/gradient_predivide_factor"

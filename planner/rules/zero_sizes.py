@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, WARNING, Hit, rule
 from dsplan.planner.rules.number_types import accumulation_type
 from dsplan.planner.rules.precision import number_at, on
-from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.config import DsConfig
-from dsplan.schemas.positions import Document
 from dsplan.schemas.units import gib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dsplan.schemas.cluster import Cluster
+    from dsplan.schemas.config import DsConfig
+    from dsplan.schemas.positions import Document
 
 ZERO = "/zero_optimization"
 FEWEST_ELEMENTS = 10_000

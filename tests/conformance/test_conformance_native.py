@@ -7,9 +7,10 @@ from dsplan.planner.load import load_subject
 from dsplan.planner.memory import ledger
 from dsplan.planner.rehearsal import rehearse
 from dsplan.planner.tracer import trace
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import VOLUME, Layout, Move, transfers
 from dsplan.schemas.ledger import PHASES, Ledger
-from dsplan.schemas.plan import OptimizerSpec, Plan
+from dsplan.schemas.plan import Plan
 from measured import GPT, measured_ledger
 from ranks import run_ranks
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from dsplan.planner.load import load_subject
 from dsplan.planner.tracer import trace
-from dsplan.schemas.plan import OptimizerSpec
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -6,9 +6,10 @@ import pytest
 from dsplan.planner.memory import ledger, state_bytes
 from dsplan.planner.memory.replay import block_cut
 from dsplan.planner.memory.shards import outside_blocks, shards
+from dsplan.schemas.choices import OFFLOADS, OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import CATEGORIES
-from dsplan.schemas.plan import ENGINES, OFFLOADS, OptimizerSpec, Plan, ZeroKnobs
+from dsplan.schemas.plan import ENGINES, Plan
 from dsplan.schemas.trace import Trace
 from hypothesis import given
 from hypothesis import strategies as st

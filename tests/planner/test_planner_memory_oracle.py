@@ -8,9 +8,10 @@ import pytest
 from dsplan.planner.load import Subject, load_subject
 from dsplan.planner.memory import ledger
 from dsplan.planner.tracer import trace
+from dsplan.schemas.choices import OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import Ledger
-from dsplan.schemas.plan import OptimizerSpec, Plan, ZeroKnobs
+from dsplan.schemas.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 TOLD = json.loads((ROOT / "tests/oracle/deepspeed_bytes.json").read_text("utf-8"))

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 from dsplan.planner.rehearsal import rehearse
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import PHASES
-from dsplan.schemas.plan import OptimizerSpec, Plan
+from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from models import Residual, residual
 

@@ -2,10 +2,10 @@
 
 import pytest
 from dsplan.planner.settings import Flags, Settings, settle
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import read_config
-from dsplan.schemas.plan import OptimizerSpec
 from dsplan.schemas.problem import Problem
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from dsplan.planner.timing import step_time
 from dsplan.planner.traffic import hidden_size, traffic
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.cluster import Cluster, Gpu
 from dsplan.schemas.layout import Layout, Move
-from dsplan.schemas.plan import OptimizerSpec, Plan
+from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Param, Point, Segment, Trace, Unit
 
 GPU = Gpu(

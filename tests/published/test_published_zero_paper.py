@@ -2,8 +2,9 @@
 
 import pytest
 from dsplan.planner.memory import state_bytes
+from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import Layout
-from dsplan.schemas.plan import OptimizerSpec, Plan
+from dsplan.schemas.plan import Plan
 
 GB = 1e9
 
