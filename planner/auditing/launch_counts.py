@@ -25,6 +25,10 @@ class Count:
     nodes: int = 1
     why: str = ""
 
+    def __post_init__(self) -> None:
+        if self.ranks is not None and self.ranks < 1:
+            raise Problem(f"the line starts no process ({self.why})")
+
 
 def whole(options: Mapping[str, Any], *names: str) -> int | None:
     """The number of the first option that is there and is one."""

@@ -196,6 +196,8 @@ def test_an_unknown_number_of_gpus_can_be_given(folder: Path) -> None:
     [
         ("python train.py", "names no DeepSpeed configuration"),
         ("python nothere.py", "in nothere.py, which is not there"),
+        ("torchrun --nproc_per_node 0 train.py --deepspeed auto.json", "starts no process"),
+        ("mpirun -np 0 python train.py --deepspeed auto.json", "starts no process"),
         ("python train.py --deepspeed missing.json", "missing.json"),
         ("frobnicate train.py", "is no launcher"),
         ("llamafactory-cli train missing.yaml", "missing.yaml"),
