@@ -37,6 +37,7 @@ NEEDS = {
     "model": "--model",
 }
 """What a rule may need and the user can give, to the option that gives it."""
+ZERO_STAGES = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +209,14 @@ def _findings(
         missing = [need for need in rule.needs if need not in context]
         if not missing:
             findings += [_finding(rule, hit, document, reading.read_as) for hit in run(rule, context)]
-        elif document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
+            continue
+        if missing == ["zero_stage"] and "config" in context:  # an "auto" that nobody fills here: what any stage brings
+            by_stage = [run(rule, {**context, "zero_stage": stage}) for stage in ZERO_STAGES]
+            common = [hit for hit in by_stage[0] if all(hit in hits for hits in by_stage[1:])]
+            findings += [_finding(rule, hit, document, reading.read_as) for hit in common]
+            if all(hits == common for hits in by_stage):
+                continue
+        if document is not None and isinstance(document.value, dict) and all(need in needs for need in missing):
             skipped.append(SkippedRule(rule=rule.id, needs=" ".join(needs[need] for need in missing)))
     if document is not None and (setting.release is not None or setting.upgrade is not None):
         from dsplan.planner.rules.releases import told_once

@@ -80,6 +80,15 @@ def test_rules_that_lack_an_input_are_counted_with_what_they_need() -> None:
     assert (needs["DSP102"], needs["DSP034"], needs["DSP901"]) == ("--cluster", "--args --cluster", "--model")
 
 
+def test_a_stage_that_nobody_fills_hides_nothing_that_holds_at_every_stage() -> None:
+    text = """{"train_batch_size": 8, "gradient_clipping": 1.0, "fp16": {"enabled": true, "initial_scale_power": 32},
+      "zero_optimization": {"stage": "auto", "offload_param": {"device": "cpu"}}}"""
+    found = lint_text(text, reader="accelerate")
+    assert [finding.rule for finding in found.findings] == ["DSP215"]
+    needs = {skipped.rule: skipped.needs for skipped in found.skipped_rules}
+    assert needs["DSP401"] == "--args" and "DSP215" not in needs
+
+
 def test_select_and_ignore_take_ids_names_and_beginnings() -> None:
     chosen = [rule.id for rule in choosing.chosen_rules(["DSP1", "unknown-key"], ["DSP102"])]
     assert chosen == ["DSP001", "DSP101", "DSP103", "DSP104", "DSP105", "DSP106", "DSP107", "DSP108"]
