@@ -48,7 +48,7 @@ _TRAINER_FLAGS = frozenset(
         "fp16",
     }
 )
-"""Two of these in the script's flags: it reads TrainingArguments, whose defaults hold for the rest."""
+"""Two of these in the script's flags (one, where it speaks of TrainingArguments): their defaults hold for the rest."""
 
 _AT_LAUNCH = ("DSP026", "DSP034")
 """Rules of Accelerate's file that hold also where the Trainer reads the configuration."""
@@ -201,9 +201,17 @@ def _trainer(
         return companion_of(options, source, "axolotl")
     if line.program == "llamafactory-cli" or "finetuning_type" in options:
         return companion_of(options, source, "llama-factory")
-    if len(_TRAINER_FLAGS & options.keys()) >= 2:
+    named = len(_TRAINER_FLAGS & options.keys())
+    if named >= 2 or (named and _speaks_of_training_arguments(line.program)):
         return companion_of(options, source, "trainer")
     return None
+
+
+def _speaks_of_training_arguments(program: str) -> bool:
+    try:
+        return program.endswith(".py") and "TrainingArguments" in Path(program).read_text("utf-8")
+    except (OSError, ValueError):
+        return False
 
 
 def _accelerate(line: LaunchLine, environment: Mapping[str, str]) -> Companion | None:
@@ -259,7 +267,9 @@ def _config(
         if isinstance(value, str) and is_open(value):
             raise Problem(f"--{name} is {value}, which is not set here; set it, or write the file")
         if isinstance(value, str) and value:
-            return value, f"--{name}"
+            own = _of_script(line.program)
+            beside = f"; {line.program} hands over {own} too, so lint that as well" if own not in (None, value) else ""
+            return value, f"--{name}{beside}"
     for path, raw in files:
         value = raw.get("deepspeed")
         if isinstance(value, str) and value:

@@ -106,8 +106,12 @@ def idle_after_upgrade(document: Document, upgrade: Upgrade) -> Iterator[Hit]:
             )
 
 
+SET_BY_ACCELERATE = ("/steps_per_print", "/zero_allow_untested_optimizer")
+"""Whatever the file says. Source: accelerate/accelerator.py, _prepare_deepspeed."""
+
+
 @rule("DSP054", "value-changed-by-upgrade", severity=WARNING, keys=[])
-def value_changed_by_upgrade(document: Document, upgrade: Upgrade) -> Iterator[Hit]:
+def value_changed_by_upgrade(document: Document, upgrade: Upgrade, reader: str) -> Iterator[Hit]:
     """A value that changes with the release although the file does not, since the file does not say it.
 
     Why:    The default is another one in the new release. The job trains (or prints, or holds memory) another way, silently.
@@ -125,6 +129,8 @@ def value_changed_by_upgrade(document: Document, upgrade: Upgrade) -> Iterator[H
             continue
         before, after = default_at(pointer, upgrade.before), default_at(pointer, upgrade.after)
         if before == after or not _unsaid(document, pointer) or not _reached(document, pointer):
+            continue
+        if pointer in SET_BY_ACCELERATE and reader != "deepspeed":
             continue
         name = title(pointer)
         came = "" if status_at(pointer, upgrade.before) in ("read", None) else " (which has no such key)"

@@ -250,3 +250,18 @@ def test_nothing_heavy_is_loaded(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not {"torch", "numpy", "yaml", "jsonschema", "transformers"} & set(done.stdout.split())
+
+
+def test_one_flag_is_enough_where_the_script_speaks_of_training_arguments(folder: Path) -> None:
+    line = "torchrun --nproc_per_node 4 train.py --deepspeed=auto.json --gradient_accumulation_steps 8"
+    (folder / "train.py").write_text("import argparse\n")
+    assert json.loads(check(line).out)["files"][0]["read_as"] == "trainer"  # by its "auto" values
+    assert rules(check(line)) == []
+    (folder / "train.py").write_text("from transformers import HfArgumentParser, TrainingArguments\n")
+    assert "DSP020" in rules(check(line))  # accumulation 2 in the file
+
+
+def test_a_script_that_hands_over_another_configuration_is_named(folder: Path) -> None:
+    (folder / "train.py").write_text("ds = {'train_batch_size': 8}\ndeepspeed.initialize(model=m, config=ds)\n")
+    done = check("torchrun --nproc_per_node 4 train.py --deepspeed_config plain.json")
+    assert "train.py hands over train.py#ds too, so lint that as well" in done.err

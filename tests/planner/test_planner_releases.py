@@ -159,3 +159,16 @@ def test_an_upgrade_goes_forward() -> None:
     assert released("0.19.8", "0.14.5") == (None, Upgrade(before="0.14.5", after="0.19.8"))
     with pytest.raises(Problem, match="goes the other way"):
         released("0.14.5", "0.19.8")
+
+
+def test_what_accelerate_sets_changes_for_deepspeed_alone(tmp_path: Path) -> None:
+    """accelerate/accelerator.py, _prepare_deepspeed, writes steps_per_print whatever the file says."""
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "gradient_clipping": 1.0}')
+    options = ("--from", "0.14.5", "--to", "0.19.8", "--format", "json")
+
+    def pointers(reader: str) -> list[str]:
+        found = json.loads(dsplan("lint", str(tmp_path / "ds.json"), "--for", reader, *options).out)["files"][0]
+        return [finding["pointer"] for finding in found["findings"] if finding["rule"] == "DSP054"]
+
+    assert pointers("deepspeed") == ["/steps_per_print"]
+    assert pointers("trainer") == []
