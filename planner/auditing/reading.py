@@ -11,7 +11,7 @@ from dsplan.schemas.config import AUTO
 from dsplan.schemas.finding import READERS, Reader
 from dsplan.schemas.jinja import has_blocks, renderings
 from dsplan.schemas.jsonfile import read_document
-from dsplan.schemas.positions import BOM, Dialect, Document, Lines, SyntaxProblem
+from dsplan.schemas.positions import BOM, Dialect, Document, Lines, SyntaxProblem, steps
 from dsplan.schemas.templates import MARK, holes, is_template, masked
 
 if TYPE_CHECKING:
@@ -119,11 +119,11 @@ def _parsed(text: str, dialect: Dialect, reader: Reader) -> Reading:
 
 def _drop_open_keys(document: Document) -> None:
     """Members whose key is a placeholder: which key that is nobody knows."""
-    keys = [(pointer, pointer.rpartition("/")[2]) for pointer in document.keys_at]
+    keys = [(pointer, steps(pointer)[-1]) for pointer in document.keys_at]
     for pointer in [pointer for pointer, name in keys if name.startswith(MARK) or holes(name)]:
         if pointer not in document.keys_at:  # inside one that is gone
             continue
-        path, _, name = pointer.rpartition("/")
+        path, name = pointer.rpartition("/")[0], steps(pointer)[-1]
         block = document.at(path)
         start, end = document.keys_at[pointer]
         document.more.setdefault(path, document.text[start:end])

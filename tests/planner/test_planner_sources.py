@@ -146,6 +146,13 @@ def test_members_that_a_template_adds_may_be_any() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["${A}/x", "x~${A}", "{{ a }}/b/c"])
+def test_a_key_with_a_placeholder_and_the_signs_of_a_pointer_is_open(key: str) -> None:
+    batch = '"train_batch_size": 8, "gradient_clipping": 1.0'
+    assert rules_of(f'{{{batch}, "{key}": {{"b": "${{C}}"}}}}') == ["DSP070"]
+    assert rules_of(f'{{{batch}, "fp16": {{"enabled": true, "{key}": 1}}}}') == ["DSP070"]
+
+
 def test_a_loop_is_read_as_of_one_entry() -> None:
     text = """{"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": {"type": "Adam", "params": {"betas":
       [{% for b in betas %}{{ b }}{% if not loop.last %}, {% endif %}{% endfor %}], "lr": 0.1, "adam_w_mode": true}}}"""
