@@ -34,8 +34,10 @@ COLLECTIVES = {
     "recv_any_source_": "recv",
     "recv_": "recv",
 }
-BACKEND_SECONDS = 1.0
+BACKEND_SECONDS = 2.0
 """How long the watch waits for a backend's thread to let go of a buffer, before it gives that up."""
+OF_BACKENDS: tuple[Category, ...] = ("buckets", "grads")
+"""What a backend may still hold between two phases: what it sends, and at stage 0 the gradients that it reduced in place."""
 
 WHY: dict[Category, str] = {
     "params": "parameters and buffers as they lie between steps",
@@ -130,7 +132,7 @@ class StepWatch:
         """End of the step: gradients are gone, states exist."""
         while self._undo:
             self._undo.pop()()
-        self._wait_for_backend("buckets")
+        self._wait_for_backend(*OF_BACKENDS)
         self._label_state()
         peak = self._peaks.get("step")
         if peak is not None:  # states that this very step made were taken for temporaries
@@ -167,27 +169,32 @@ class StepWatch:
         )
 
     def _enter(self, phase: Phase, category: Category) -> None:
-        self._wait_for_backend("buckets")
+        self._wait_for_backend(*OF_BACKENDS)
         self._phase = phase
         self.tracker.category = category
         self._unit = ""
         self._grew()
 
-    def _wait_for_backend(self, category: Category) -> None:
+    def _wait_for_backend(self, *categories: Category) -> None:
         """gloo's threads let go of a buffer a little after FSDP2 does: give them the time, so that no peak depends on it."""
         deadline = time.monotonic() + BACKEND_SECONDS
-        while self._patient and self.tracker.live.get(category, 0) > self._held_by_fsdp(category):
-            time.sleep(0.0005)
-            self._patient = time.monotonic() < deadline
+        for category in categories:
+            while self._patient and self.tracker.live.get(category, 0) > self._held_by_fsdp(category):
+                time.sleep(0.0005)
+                self._patient = time.monotonic() < deadline
 
     def _held_by_fsdp(self, category: Category) -> int:
-        """Bytes of the buffers that FSDP2 itself still refers to."""
-        tensors: list[torch.Tensor | None] = []
+        """Bytes of the buffers and gradients that FSDP2 and the parameters themselves still refer to."""
+        tensors: list[torch.Tensor | None] = [parameter.grad for parameter in self._engine.module.parameters()]
         for group in _groups(self._engine):
             gathering, reducing = group._all_gather_result, group._all_reduce_state
             tensors += [gathering.all_gather_output if gathering else None, group._partial_reduce_output]
             tensors.append(reducing.all_reduce_input if reducing else None)
-            tensors += [whole for member in group.fsdp_params for whole in getattr(member, "all_gather_outputs", ())]
+            for member in group.fsdp_params:
+                tensors += getattr(member, "all_gather_outputs", ())
+                tensors += [member.sharded_param.grad, member.unsharded_accumulated_grad]
+                whole = getattr(member, "_unsharded_param", None)
+                tensors.append(whole.grad if whole is not None else None)
         context = group.comm_ctx  # shared by all, and filled in the first forward
         arriving = getattr(context, "all_gather_state", None)
         if arriving is not None:

@@ -86,3 +86,33 @@ def test_bf16_gathers_half_the_bytes_and_keeps_masters_in_fp32():
     forward = next(moment for moment in ledger.moments if moment.phase == "forward")
     assert forward.category_bytes("params") == 4 * SHARD + 2 * BUFFERS
     assert 2 * PARAMS <= forward.category_bytes("gathered_params") <= 2 * (2 * PARAMS + 16)
+
+
+def slow_backend_step(zero_stage):
+    """watched_step, where a thread lets go of the gradients only some time after the engine does, as gloo's may."""
+    import threading
+
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    zero_grad = torch.optim.AdamW.zero_grad
+
+    def held_a_moment(optimizer, *args, **kwargs):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        held = [(grad._local_tensor if isinstance(grad, DTensor) else grad).untyped_storage() for grad in grads]
+        assert held
+        threading.Timer(0.3, held.clear).start()
+        return zero_grad(optimizer, *args, **kwargs)
+
+    torch.optim.AdamW.zero_grad = held_a_moment
+    try:
+        return watched_step(zero_stage, 1)
+    finally:
+        torch.optim.AdamW.zero_grad = zero_grad
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_what_a_backends_thread_still_holds_for_a_moment_is_not_resident(zero_stage):
+    slow = run_ranks(WORLD, slow_backend_step, zero_stage)[0]
+    assert slow["resident_bytes"] == run_ranks(WORLD, watched_step, zero_stage, 1)[0]["resident_bytes"]
