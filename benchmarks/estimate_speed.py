@@ -19,7 +19,7 @@ def timed(title, action):
 
 
 def imports():
-    import dsplan.planner.tracer as tracer
+    import dsplan.planner.tracing.tracer as tracer
 
     return tracer
 
@@ -27,7 +27,7 @@ def imports():
 def main():
     model = sys.argv[1] if len(sys.argv) > 1 else str(LLAMA)
     tracer = timed("imports", imports)
-    from dsplan.planner.load import load_subject
+    from dsplan.planner.models.load import load_subject
     from dsplan.runtime.blocks import find_blocks
 
     subject = timed("load", lambda: load_subject(model))

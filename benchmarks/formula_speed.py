@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dsplan.planner.load import load_subject
 from dsplan.planner.memory import ledger
 from dsplan.planner.memory.device import device_memory
+from dsplan.planner.models.load import load_subject
 from dsplan.planner.timing import step_time
-from dsplan.planner.tracer import trace
+from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.cluster import parse_cluster
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.plan import ENGINES, Plan

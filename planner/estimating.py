@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from dsplan.planner.candidates import candidates
-from dsplan.planner.load import Subject, load_subject
 from dsplan.planner.memory import device, ledger
+from dsplan.planner.models.load import Subject, load_subject
 from dsplan.planner.settings import Flags, Settings, settle
 from dsplan.planner.timing import step_time
-from dsplan.planner.tracer import trace
+from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas import native_support
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import Companion, read_companion
@@ -260,7 +260,7 @@ def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
 
 def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:
     """The same row with the bytes that the engine itself allocates on fake tensors."""
-    from dsplan.planner.rehearsal import rehearse
+    from dsplan.planner.rehearsing.native import rehearse
 
     book = rehearse(subject, row.plan)
     memory, verdict = device.device_memory(book, row.plan, cluster)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsplan.planner import estimating
-from dsplan.planner.load import Subject, load_subject
+from dsplan.planner.models.load import Subject, load_subject
 from dsplan.planner.settings import Flags, Settings
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import read_companion

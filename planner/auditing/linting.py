@@ -19,7 +19,7 @@ from dsplan.schemas.problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dsplan.planner.load import Subject
+    from dsplan.planner.models.load import Subject
     from dsplan.planner.rules.models import ModelFacts
     from dsplan.schemas.cluster import Cluster
     from dsplan.schemas.companion import Companion
@@ -160,7 +160,7 @@ def _of_model(
 ) -> tuple[Callable[[dict[str, Any]], Fit | str], ModelFacts]:
     """A function from a file's object to what it takes on the cluster's GPUs, and what the model is. Loads both, and torch."""
     from dsplan.planner.auditing.model_facts import facts_of
-    from dsplan.planner.load import load_subject
+    from dsplan.planner.models.load import load_subject
 
     subject = load_subject(model)
     return _fits(subject, cluster, args, engine), facts_of(model, subject)

@@ -8,7 +8,7 @@ from dsplan.planner.auditing.scripts import client_optimizer
 from dsplan.planner.rules.models import ModelFacts
 
 if TYPE_CHECKING:
-    from dsplan.planner.load import Subject
+    from dsplan.planner.models.load import Subject
 
 
 def facts_of(model: str, subject: Subject) -> ModelFacts:

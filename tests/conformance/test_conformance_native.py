@@ -3,10 +3,10 @@
 from functools import cache
 
 import pytest
-from dsplan.planner.load import load_subject
 from dsplan.planner.memory import ledger
-from dsplan.planner.rehearsal import rehearse
-from dsplan.planner.tracer import trace
+from dsplan.planner.models.load import load_subject
+from dsplan.planner.rehearsing.native import rehearse
+from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import VOLUME, Layout, Move, transfers
 from dsplan.schemas.ledger import PHASES, Ledger

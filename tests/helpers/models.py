@@ -1,7 +1,7 @@
 """Tiny nets that carry their own hand-computed answers. fp32, 4 bytes an element."""
 
 import torch
-from dsplan.planner.load import ModelSubject
+from dsplan.planner.models.load import ModelSubject
 from torch import nn
 
 WIDTH, INNER, FED, CLASSES, LAYERS = 32, 64, 16, 4, 3

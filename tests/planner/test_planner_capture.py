@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from dsplan.planner.load import load_subject
-from dsplan.planner.tracer import trace
+from dsplan.planner.models.load import load_subject
+from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
 

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from dsplan.planner.flops import FLOP_COUNTER, FVCORE
-from dsplan.planner.load import load_subject
-from dsplan.planner.tracer import trace
+from dsplan.planner.models.load import load_subject
+from dsplan.planner.tracing.flops import FLOP_COUNTER, FVCORE
+from dsplan.planner.tracing.tracer import trace
 from models import LAYERS, Residual, residual, subject
 from torch import nn
 

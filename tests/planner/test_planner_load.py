@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from dsplan.planner.load import load_subject, parse_set, told_apart
-from dsplan.planner.tracer import trace
+from dsplan.planner.models.load import load_subject, parse_set, told_apart
+from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.problem import Problem
 
 MODEL = """

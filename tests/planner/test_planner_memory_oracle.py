@@ -5,9 +5,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from dsplan.planner.load import Subject, load_subject
 from dsplan.planner.memory import ledger
-from dsplan.planner.tracer import trace
+from dsplan.planner.models.load import Subject, load_subject
+from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import Ledger

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
-from dsplan.planner.rehearsal import rehearse
+from dsplan.planner.rehearsing.native import rehearse
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import PHASES

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dsplan.planner.kernels import GpuKernels
-from dsplan.planner.load import load_subject
-from dsplan.planner.splitting import splitting
-from dsplan.planner.timeline import Timeline, undominated
-from dsplan.planner.tracer import inputs_of, trace
+from dsplan.planner.models.load import load_subject
+from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.splitting import splitting
+from dsplan.planner.tracing.timeline import Timeline, undominated
+from dsplan.planner.tracing.tracer import inputs_of, trace
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem

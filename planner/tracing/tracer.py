@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from dsplan.planner.blaming import user_code
-from dsplan.planner.calling import check_inputs
-from dsplan.planner.flops import Flops, forward_flops
-from dsplan.planner.kernels import GpuKernels
-from dsplan.planner.load import ModelSubject, Subject
-from dsplan.planner.splitting import Splitting, splitting
-from dsplan.planner.timeline import Timeline, params_by_unit
-from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, stand_in
+from dsplan.planner.models.blaming import user_code
+from dsplan.planner.models.calling import check_inputs
+from dsplan.planner.models.load import ModelSubject, Subject
+from dsplan.planner.models.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, stand_in
+from dsplan.planner.tracing.flops import Flops, forward_flops
+from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.splitting import Splitting, splitting
+from dsplan.planner.tracing.timeline import Timeline, params_by_unit
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem
@@ -46,7 +46,7 @@ def trace(
         if isinstance(subject, ModelSubject):
             subject.traces[key] = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len)
         else:
-            from dsplan.planner.capture import ScriptSubject, capture
+            from dsplan.planner.capturing.capture import ScriptSubject, capture
 
             assert isinstance(subject, ScriptSubject)
             subject.traces[key] = capture(subject, precision, recompute, micro_batch)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dsplan.planner.blaming import user_code
-from dsplan.planner.calling import check_call, check_loss, checked_sample_batch, kind_of
+from dsplan.planner.models.blaming import user_code
+from dsplan.planner.models.calling import check_call, check_loss, checked_sample_batch, kind_of
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
     import torch
-    from dsplan.planner.flops import Flops
+    from dsplan.planner.tracing.flops import Flops
     from dsplan.schemas.trace import Trace
     from torch import nn
 
@@ -71,11 +71,11 @@ def load_subject(
     if kind != "file" and sets:
         raise Problem(f"--set {next(iter(sets))}=... goes to build_model() of a model file, but {model} has none")
     if kind == "hf":
-        from dsplan.planner.hf import load_hf
+        from dsplan.planner.models.hf import load_hf
 
         return load_hf(model, path, seq_len)
     if kind == "script":
-        from dsplan.planner.capture import ScriptSubject
+        from dsplan.planner.capturing.capture import ScriptSubject
 
         if seq_len is not None:
             raise Problem(
@@ -111,7 +111,7 @@ def told_apart(model: str) -> tuple[Kind, Path, str | None]:
         raise Problem(
             f"{model} is neither a .py file nor a config.json; give model.py, a training script or a HF config.json"
         )
-    from dsplan.planner.hf import cached_config
+    from dsplan.planner.models.hf import cached_config
 
     return "hf", cached_config(model), None
 
@@ -147,7 +147,7 @@ def parse_set(text: str) -> Any:
 
 
 def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: int | None) -> ModelSubject:
-    from dsplan.planner.weightless import build_weightless, lazy_names
+    from dsplan.planner.models.weightless import build_weightless, lazy_names
 
     _top_level_names(path)  # syntax errors first, with their line
     with user_code(path, "import raised"):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.blaming import user_code
-from dsplan.planner.load import ModelSubject, read_json
-from dsplan.planner.weightless import build_weightless
+from dsplan.planner.models.blaming import user_code
+from dsplan.planner.models.load import ModelSubject, read_json
+from dsplan.planner.models.weightless import build_weightless
 from dsplan.schemas.problem import Problem
 
 LONGEST_SEQ_LEN = 4096

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dsplan.planner.kernels import NormalValues
-from dsplan.planner.operators import COUNTER_FORMULAS, FLOPS_PER_MAC, HANDLES, MetaConvolutions
-from dsplan.planner.weightless import Inputs, fakes, lent_weights, metas, stand_in
+from dsplan.planner.models.weightless import Inputs, fakes, lent_weights, metas, stand_in
+from dsplan.planner.tracing.kernels import NormalValues
+from dsplan.planner.tracing.operators import COUNTER_FORMULAS, FLOPS_PER_MAC, HANDLES, MetaConvolutions
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten

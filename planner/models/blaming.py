@@ -19,7 +19,7 @@ def user_code(path: Path | None, what: str, blind: Callable[[], bool] = lambda: 
 
     blind: as of as_problem. The code finds its neighbours as under `python FILE`, and gets the cpu where it asks for a GPU.
     """
-    from dsplan.planner.gpuless import without_gpu
+    from dsplan.planner.capturing.gpuless import without_gpu
 
     try:
         with contextlib.redirect_stdout(sys.stderr), _neighbours(path), without_gpu():

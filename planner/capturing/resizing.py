@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dsplan.planner.timeline import Timeline
+from dsplan.planner.tracing.timeline import Timeline
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode

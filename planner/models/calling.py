@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.blaming import user_code
+from dsplan.planner.models.blaming import user_code
 from dsplan.schemas.problem import Problem
 
 SampleBatch = Callable[[int, "int | None"], "tuple[Any, ...] | dict[str, Any]"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dsplan.planner.kernels import grouped_mm, normal_value
+from dsplan.planner.tracing.kernels import grouped_mm, normal_value
 from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.trace import Point, Segment, TracePhase
 from torch import nn

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from dsplan.planner.gpuless import GpuAs
+from dsplan.planner.capturing.gpuless import GpuAs
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy

@@ -20,11 +20,11 @@ from typing import Any
 import dsplan.runtime
 import torch
 import torch.distributed as dist
-from dsplan.planner.blaming import as_problem, blame
-from dsplan.planner.captured import Captured, Engine, Recording, init_distributed, initialize
-from dsplan.planner.gpuless import small_loaders, without_gpu
-from dsplan.planner.resizing import Resize
-from dsplan.planner.weightless import parameters_on_meta
+from dsplan.planner.capturing.captured import Captured, Engine, Recording, init_distributed, initialize
+from dsplan.planner.capturing.gpuless import small_loaders, without_gpu
+from dsplan.planner.capturing.resizing import Resize
+from dsplan.planner.models.blaming import as_problem, blame
+from dsplan.planner.models.weightless import parameters_on_meta
 from dsplan.schemas.problem import Problem
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dsplan.planner.timeline import COLUMN, ROW
+from dsplan.planner.tracing.timeline import COLUMN, ROW
 from torch import nn
 
 HEADS = (

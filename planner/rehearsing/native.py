@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dsplan.planner.blaming import user_code
-from dsplan.planner.kernels import GpuKernels
-from dsplan.planner.load import ModelSubject, Subject
-from dsplan.planner.tracer import inputs_of, loss_of, sample
-from dsplan.planner.weightless import fakes, lent_weights, stand_in
+from dsplan.planner.models.blaming import user_code
+from dsplan.planner.models.load import ModelSubject, Subject
+from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
+from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
 from dsplan.runtime.watching import StepWatch

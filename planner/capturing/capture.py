@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsplan.planner.load import TRACE_TIMEOUT_SECONDS, Subject
+from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
@@ -23,7 +23,7 @@ START = """
 import sys
 if sys.path[:1] == [""]:
     del sys.path[0]
-from dsplan.planner.capture_child import main
+from dsplan.planner.capturing.capture_child import main
 main()
 """
 """The child, without the working folder on its import path: a json.py there is none of ours, nor of `python SCRIPT`."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dsplan.planner.flops import forward_flops
-from dsplan.planner.kernels import GpuKernels
-from dsplan.planner.resizing import Resize
-from dsplan.planner.splitting import splitting
-from dsplan.planner.timeline import Timeline
-from dsplan.planner.tracer import assemble, sequence_length
-from dsplan.planner.weightless import DTYPES, Inputs, compute_dtype, fakes, lazy_names, lent_weights
+from dsplan.planner.capturing.resizing import Resize
+from dsplan.planner.models.weightless import DTYPES, Inputs, compute_dtype, fakes, lazy_names, lent_weights
+from dsplan.planner.tracing.flops import forward_flops
+from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.splitting import splitting
+from dsplan.planner.tracing.timeline import Timeline
+from dsplan.planner.tracing.tracer import assemble, sequence_length
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.choices import OPTIMIZER_STATES, Kernel, OptimizerSpec
