@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 TracePhase = Literal["forward", "backward"]
@@ -62,6 +64,51 @@ class Point:
     grad_bytes: int
 
 
+ACTIVATION, SPLIT_ACTIVATION = -1, -2
+"""Labels of storages: SPLIT_ACTIVATION is what tensor parallelism divides. 0 and up: the gradient of that parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """Every storage that forward and backward make and free, in time order. What the model holds is not among them.
+
+    The first events are the inputs, made before the first segment. Sequences of integers, of compact form in memory.
+    """
+
+    storage: Sequence[int]
+    """By event: which one, numbered from 0."""
+    delta_bytes: Sequence[int]
+    """By event: made or grown (+), freed or shrunk (-)."""
+    module: Sequence[int]
+    """By event: the module that ran, an index of `modules`."""
+    label: Sequence[int]
+    """By storage: ACTIVATION, SPLIT_ACTIVATION, or the index in `Trace.all_params` whose gradient it is."""
+    modules: tuple[str, ...] = ("",)
+    """Names of modules; the first is the model itself, or the loss around it."""
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    @staticmethod
+    def of(
+        storage: Sequence[int],
+        delta_bytes: Sequence[int],
+        module: Sequence[int],
+        label: Sequence[int],
+        modules: Sequence[str],
+    ) -> Events:
+        return Events(
+            storage=array("q", storage),
+            delta_bytes=array("q", delta_bytes),
+            module=array("q", module),
+            label=array("q", label),
+            modules=tuple(modules),
+        )
+
+
+NO_EVENTS = Events(storage=(), delta_bytes=(), module=(), label=())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A stretch of the timeline in which one unit runs. Segments follow each other in time without gaps.
@@ -74,6 +121,8 @@ class Segment:
     start: Point
     end: Point
     points: tuple[Point, ...]
+    first_event: int = field(default=0, compare=False)
+    """Index in `Trace.events`; the last one is before that of the next segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +147,12 @@ class Trace:
     loss_inside: bool = False
     """The model's own forward computes the loss (as Hugging Face's do), not the loop around it."""
     notes: tuple[str, ...] = ()
+    events: Events = NO_EVENTS
+
+    @property
+    def all_params(self) -> tuple[Param, ...]:
+        """Of all units, in their order: what labels of gradients count through."""
+        return tuple(param for unit in self.units for param in unit.params)
 
     @property
     def params(self) -> int:
@@ -112,7 +167,8 @@ class Trace:
         return self.units[1:]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        events = {name: list(getattr(self.events, name)) for name in Events.__slots__}
+        return {**asdict(replace(self, events=NO_EVENTS)), "events": events}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Trace:
@@ -130,5 +186,6 @@ class Trace:
                 "units": tuple(map(unit, value["units"])),
                 "segments": tuple(map(segment, value["segments"])),
                 "notes": tuple(value["notes"]),
+                "events": Events.of(**value["events"]),
             }
         )

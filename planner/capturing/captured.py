@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ class Engine(nn.Module):
                 f"{source}: engine.backward() was given {_shape(loss)}, but needs a scalar loss that depends on the model"
             )
         self._timeline.run_backward(loss)
-        segments = self._timeline.segments()
+        segments, events = self._timeline.segments(), self._timeline.events()
         self._open.close()
         flops = forward_flops(self.module, self._blocks, self._inputs)
         micro_batch = self._recording.micro_batch or self._fed
@@ -241,7 +241,7 @@ class Engine(nn.Module):
         )
         raise Captured(
             {
-                "trace": trace.to_json(),
+                "trace": replace(trace, events=events).to_json(),
                 "config": _plain(self.config),
                 "optimizer": asdict(self._optimizer_spec) if self._optimizer_spec else None,
                 "micro_batch": self._fed,

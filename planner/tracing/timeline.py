@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from dsplan.planner.tracing.kernels import grouped_mm, normal_value
 from dsplan.runtime.storages import StorageTracker
-from dsplan.schemas.trace import Point, Segment, TracePhase
+from dsplan.schemas.trace import ACTIVATION, SPLIT_ACTIVATION, Events, Point, Segment, TracePhase
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node, _engine_run_backward
@@ -22,6 +22,8 @@ OUTER, COLUMN, INNER, ROW = range(4)
 
 _MADE_SPLIT = {"forward": (COLUMN, INNER), "backward": (INNER, ROW)}
 """What is made there is divided over tp: a column linear's output and all up to the row linear; in backward, the reverse."""
+
+_LABELS = {"other": ACTIVATION, "split": SPLIT_ACTIVATION}
 
 _LAST_SEQUENCE_NR = 2**63
 """Nodes that accumulate gradients bear the highest number of all, whenever they were made."""
@@ -47,7 +49,10 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         super().__init__()
         self._model = model
         self.notes: list[str] = []
-        self._params = [[param for _, param in held if param.requires_grad] for held in params_by_unit(model, units)]
+        held = params_by_unit(model, units)
+        self._params = [[param for _, param in named if param.requires_grad] for named in held]
+        self._ordinals = {id(param): index for index, (_, param) in enumerate(itertools.chain(*held))}
+        self._owners = [unit for unit, named in enumerate(held) for _ in named]
         self._phase: TracePhase = "forward"
         self._frames = [_Frame(0)]
         self._unit = 0
@@ -55,7 +60,9 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         self._marks: list[tuple[int, int, int]] = []
         self._labels: list[str | int] = []
         self._serials: dict[int, int] = {}
-        self._events: list[tuple[int, int]] = []
+        self._events: list[tuple[int, int, int]] = []
+        self._module = 0
+        self._modules: dict[str, int] = {"": 0}
         self._cuts: list[tuple[int, int, TracePhase]] = []
         for unit, module in enumerate(units, start=1):
             module.forward = self._in_unit(module.forward, unit)
@@ -80,9 +87,9 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         self._frames = [_Frame(0)]
         self._cut(self._unit_of(loss.grad_fn))
         hooks: list[Any] = []
-        for unit, params in enumerate(self._params):
+        for params in self._params:
             for param in params:
-                hook = functools.partial(self._accumulated, unit)
+                hook = functools.partial(self._accumulated, self._ordinals[id(param)])
                 hooks.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         hooks += self._watch_shared(loss)
         gradient = torch.ones_like(loss)
@@ -99,12 +106,14 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         live = {"other": self._input_bytes, "split": 0}
         grads = [0] * len(self._params)
         made: list[Segment] = []
+        states = [self._labels[serial] == "state" for serial, _, _ in self._events]
+        before = [0, *itertools.accumulate(not state for state in states)]
         for (begin, unit, phase), (end, _, _) in itertools.pairwise(self._cuts):
             points = [_point(live, grads[unit])]
-            for serial, delta in self._events[begin:end]:
+            for serial, delta, _ in self._events[begin:end]:
                 label = self._labels[serial]
                 if isinstance(label, int):
-                    grads[label] += delta
+                    grads[self._owners[label]] += delta
                 elif label != "state":
                     live[label] += delta
                 if delta > 0 and label != "state":
@@ -112,9 +121,30 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             if end > begin:
                 last = _point(live, grads[unit])
                 made.append(
-                    Segment(unit=unit, phase=phase, start=points[0], end=last, points=undominated([*points, last]))
+                    Segment(
+                        unit=unit,
+                        phase=phase,
+                        start=points[0],
+                        end=last,
+                        points=undominated([*points, last]),
+                        first_event=before[begin],
+                    )
                 )
         return tuple(made)
+
+    def events(self) -> Events:
+        """All that was made and freed but for what the model holds; storages are numbered anew."""
+        numbers: dict[int, int] = {}
+        columns: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for serial, delta, module in self._events:
+            if self._labels[serial] != "state":
+                for column, value in zip(
+                    columns, (numbers.setdefault(serial, len(numbers)), delta, module), strict=True
+                ):
+                    column.append(value)
+        told = [self._labels[serial] for serial in numbers]
+        labels = [label if isinstance(label, int) else _LABELS[label] for label in told]
+        return Events.of(*columns, labels, tuple(self._modules))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -194,13 +224,13 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             for param in self._params[done]:
                 param.grad = None
 
-    def _accumulated(self, unit: int, param: torch.Tensor) -> None:
+    def _accumulated(self, ordinal: int, param: torch.Tensor) -> None:
         if param.grad is not None:
-            self._label(param.grad, unit)
+            self._label(param.grad, ordinal)
 
     def _watch_shared(self, loss: torch.Tensor) -> list[Any]:
         """Label the parts of gradients that wait to be summed, for parameters that forward uses more than once."""
-        units = {id(param): unit for unit, params in enumerate(self._params) for param in params}
+        trained = {id(param): self._ordinals[id(param)] for params in self._params for param in params}
         feeders: dict[int, list[tuple[Node, int]]] = {}
         seen: set[Node] = set()
         stack = [loss.grad_fn] if loss.grad_fn is not None else []
@@ -215,17 +245,17 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
                 variable = getattr(following, "variable", None)
                 if variable is None:
                     stack.append(following)
-                elif id(variable) in units:
+                elif id(variable) in trained:
                     feeders.setdefault(id(variable), []).append((node, index))
         hooks = []
         for key, nodes in feeders.items():
             for node, index in nodes if len(nodes) > 1 else ():
-                hooks.append(node.register_hook(functools.partial(self._part, units[key], index)))
+                hooks.append(node.register_hook(functools.partial(self._part, trained[key], index)))
         return hooks
 
-    def _part(self, unit: int, index: int, grad_inputs: Any, grad_outputs: Any) -> None:
+    def _part(self, ordinal: int, index: int, grad_inputs: Any, grad_outputs: Any) -> None:
         if grad_inputs[index] is not None:
-            self._label(grad_inputs[index], unit)
+            self._label(grad_inputs[index], ordinal)
 
     def _label(self, tensor: torch.Tensor, label: int) -> None:
         try:
@@ -242,7 +272,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if serial is None:
             serial = self._serials[key] = len(self._labels)
             self._labels.append(category)
-        self._events.append((serial, delta))
+        self._events.append((serial, delta, self._module))
 
     def _freed(self, key: int) -> None:
         super()._freed(key)

@@ -20,7 +20,7 @@ from dsplan.planner.tracing.timeline import Timeline, params_by_unit
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem
-from dsplan.schemas.trace import Param, Segment, Trace, Unit
+from dsplan.schemas.trace import NO_EVENTS, Events, Param, Segment, Trace, Unit
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -59,6 +59,7 @@ def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_ba
     rules = splitting(module, blocks)
     notes = [*subject.notes, *rules.notes]
     segments: tuple[Segment, ...] = ()
+    events = NO_EVENTS
     flops = None
     known_seq_len = None
     loss_inside = False
@@ -70,13 +71,13 @@ def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_ba
         notes += _rows(batch, micro_batch)
         flops = _flops(subject, blocks, micro_batch, seq_len)
         notes += flops.notes
-        segments, more, loss_inside = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
+        segments, events, more, loss_inside = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
         notes += more
     made = assemble(
         subject.source, module, blocks, rules, flops, segments, precision, recompute,
         micro_batch if segments else None, known_seq_len, notes,
     )  # fmt: skip
-    return replace(made, loss_inside=loss_inside)
+    return replace(made, loss_inside=loss_inside, events=events)
 
 
 def assemble(
@@ -180,8 +181,8 @@ def _segments(
     recompute: str,
     micro_batch: int,
     seq_len: int | None,
-) -> tuple[tuple[Segment, ...], list[str], bool]:
-    """(segments, notes, whether the model's own forward computes the loss)."""
+) -> tuple[tuple[Segment, ...], Events, list[str], bool]:
+    """(segments, events, notes, whether the model's own forward computes the loss)."""
     module = subject.module
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stand = fakes(mode, dtype)
@@ -198,7 +199,7 @@ def _segments(
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
         loss_inside = subject.loss is None and not notes  # a note says that a mean stands for the loss
-        return timeline.segments(), [*notes, *timeline.notes], loss_inside
+        return timeline.segments(), timeline.events(), [*notes, *timeline.notes], loss_inside
 
 
 def loss_of(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:

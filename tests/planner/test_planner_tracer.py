@@ -169,6 +169,7 @@ def test_the_model_is_as_it_was_afterwards():
 def test_a_trace_survives_json():
     traced = trace(residual(), precision="bf16", micro_batch=2)
     assert Trace.from_json(traced.to_json()) == traced
+    assert Trace.from_json(traced.to_json()).segments[1].first_event == traced.segments[1].first_event > 0
 
 
 def test_a_loss_without_parameters_is_a_problem():
@@ -300,3 +301,35 @@ def sample_batch(micro_batch):
     for precision, size in {"bf16": 2, "fp16": 2, "fp32": 4}.items():
         found = {param.name: param.dtype_bytes for param in trace(loaded, precision=precision).units[0].params}
         assert found == kept | dict.fromkeys(("weight", "bias", "p_float64", "p_bfloat16", "p_float16"), size)
+
+
+def test_events_tell_the_same_story_as_the_segments():
+    """What is live by the events at each border of segments is what the segment says; each gradient is one parameter's."""
+    from dsplan.planner.models.load import load_subject
+    from dsplan.planner.tracing.tracer import trace
+    from dsplan.schemas.trace import Trace
+
+    traced = trace(
+        load_subject("examples/gpt.py", sets={"layers": "2", "width": "32", "heads": "2", "vocab": "50"}),
+        precision="bf16",
+    )
+    events, params = traced.events, traced.all_params
+    for segment in traced.segments:
+        live = sum(
+            delta
+            for storage, delta in zip(
+                events.storage[: segment.first_event], events.delta_bytes[: segment.first_event], strict=True
+            )
+            if events.label[storage] < 0
+        )
+        assert live == segment.start.activation_bytes
+    made = {}
+    for storage, delta in zip(events.storage, events.delta_bytes, strict=True):
+        if events.label[storage] >= 0 and delta > 0:
+            made.setdefault(events.label[storage], []).append(delta)
+    trained = {index for index, param in enumerate(params) if param.trainable}
+    assert set(made) == trained
+    for index, sizes in made.items():
+        assert set(sizes) == {2 * params[index].numel}
+    assert Trace.from_json(traced.to_json()) == traced
+    assert Trace.from_json(traced.to_json()).segments[1].first_event == traced.segments[1].first_event > 0
