@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dsplan.schemas.choices import OPTIMIZER_STATES, OptimizerSpec, ZeroKnobs
+from dsplan.schemas.choices import OPTIMIZERS, OptimizerSpec, ZeroKnobs, optimizer_named
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, optimizer_spec
@@ -210,12 +210,13 @@ def _degree(raw: Mapping[str, Any], block: str, key: str) -> int:
 def _named(name: str | None) -> OptimizerSpec | None:
     if name is None:
         return None
-    lowered = name.lower()
-    if lowered == "sgd-momentum":
-        return OptimizerSpec(name="sgd", momentum=True)
-    if lowered not in OPTIMIZER_STATES:
-        raise Problem(f"--optimizer {name} is not known; choose from {', '.join(OPTIMIZER_STATES)}, sgd-momentum")
-    return OptimizerSpec(name=lowered)
+    spec = optimizer_named(name)
+    if spec is None:
+        raise Problem(
+            f"--optimizer {name} is not known; choose from {', '.join(OPTIMIZERS)}, sgd-momentum; with -8bit or -bf16 for "
+            "states of that kind"
+        )
+    return spec
 
 
 def _knobs(own: DsConfig | None, unfilled: set[str], hidden_size: int | None) -> ZeroKnobs:

@@ -1,9 +1,25 @@
-"""What a plan chooses among: recompute, offload, the optimizer as far as memory knows it, ZeRO's sizes."""
+"""What a plan chooses among: recompute, offload, the optimizer (`optimizer.py`), ZeRO's sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from dsplan.schemas.optimizer import OPTIMIZERS, Kernel, OptimizerSpec, optimizer_named
+
+__all__ = [
+    "OFFLOADS",
+    "OPTIMIZERS",
+    "RECOMPUTES",
+    "Built",
+    "Kernel",
+    "Offload",
+    "OptimizerSpec",
+    "PipelineSchedule",
+    "Recompute",
+    "ZeroKnobs",
+    "optimizer_named",
+]
 
 Recompute = Literal["none", "full", "selective"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "selective")
@@ -11,34 +27,9 @@ Offload = Literal["none", "optimizer", "param"]
 """param includes optimizer: parameters and optimizer state both live on the host."""
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "param")
 
-OPTIMIZER_STATES: dict[str, int] = {
-    "adam": 2,
-    "adamw": 2,
-    "adagrad": 1,
-    "lion": 1,
-    "sgd": 0,
-    "lamb": 2,
-    "muon": 1,
-}
-"""fp32 state tensors per parameter, without momentum for sgd. Source: torch.optim; deepspeed/ops for lion and lamb."""
-
-Kernel = Literal["fused", "foreach", "for-loop"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSpec:
-    """The optimizer as far as memory knows it."""
-
-    name: str = "adamw"
-    """Lower case, a key of OPTIMIZER_STATES."""
-    momentum: bool = False
-    """sgd only: keeps one state per parameter."""
-    kernel: Kernel = "fused"
-    """How the step runs: fused has no temporaries, foreach has whole-model ones, for-loop one parameter's."""
-
-    @property
-    def states(self) -> int:
-        return OPTIMIZER_STATES[self.name] + (1 if self.name == "sgd" and self.momentum else 0)
+Built = Literal["host", "meta"]
+"""Where the script makes the model: whole on every rank's host, or nowhere (device meta, zero.Init): shard by shard."""
+PipelineSchedule = Literal["1f1b", "gpipe", "interleaved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +45,5 @@ class ZeroKnobs:
     overlap_comm: bool | None = None
     """None: true at stage 3, false elsewhere."""
     contiguous_gradients: bool = True
+    gather_16bit_weights_on_save: bool = False
+    """The whole model is gathered on rank 0's host to be saved (stage3_gather_16bit_weights_on_model_save)."""

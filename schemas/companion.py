@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dsplan.schemas.optimizer import optimizer_named
 from dsplan.schemas.problem import Problem
 
 Kind = Literal["trainer", "accelerate", "axolotl", "llama-factory"]
@@ -244,11 +245,9 @@ def _checkpointing(raw: Mapping[str, Any]) -> str | None:
 
 
 def _optimizer(name: Any) -> str | None:
-    """Our name for the trainer's: adamw_torch and adamw_torch_fused are adamw."""
-    if not isinstance(name, str):
-        return None
-    head = name.lower().split("_")[0]
-    return head if head in ("adamw", "adam", "sgd", "adagrad", "lion") and "bit" not in name else None
+    """Our name for the trainer's: adamw_torch and adamw_torch_fused are adamw, adamw_bnb_8bit is adamw-8bit."""
+    spec = optimizer_named(name) if isinstance(name, str) else None
+    return spec.label if spec else None
 
 
 _KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (

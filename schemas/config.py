@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from dsplan.schemas.choices import OPTIMIZER_STATES, RECOMPUTES, Offload, OptimizerSpec, Recompute, ZeroKnobs
+from dsplan.schemas.choices import RECOMPUTES, Offload, OptimizerSpec, Recompute, ZeroKnobs, optimizer_named
+from dsplan.schemas.optimizer import DECAY_IN_GRADIENT
 from dsplan.schemas.problem import Problem
 
 AUTO = "auto"
@@ -199,11 +200,20 @@ def optimizer_spec(config: DsConfig) -> OptimizerSpec | None:
     """The optimizer that the JSON names, as far as memory knows it; None where it names none or an unknown one."""
     if config.optimizer is None:
         return None
-    name = config.optimizer.type.lower()
-    if name not in OPTIMIZER_STATES:
+    spec = optimizer_named(config.optimizer.type)
+    if spec is None:
         return None
-    momentum = config.optimizer.params.get("momentum", 0)
-    return OptimizerSpec(name=name, momentum=isinstance(momentum, (int, float)) and momentum > 0)
+
+    def positive(key: str) -> bool:
+        value = config.optimizer.params.get(key, 0) if config.optimizer else 0
+        return isinstance(value, (int, float)) and value > 0
+
+    return replace(
+        spec,
+        momentum=spec.momentum or positive("momentum"),
+        weight_decay=spec.name in DECAY_IN_GRADIENT and positive("weight_decay"),
+        amsgrad=config.optimizer.params.get("amsgrad") is True,
+    )
 
 
 def _offload(take: _Reader, zero: Mapping[str, Any], stage: int) -> Offload:

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Level = Literal["formula", "rehearsal", "measurement"]
-Phase = Literal["forward", "backward", "step"]
+Phase = Literal["load", "forward", "backward", "step", "eval", "save"]
 Category = Literal["params", "grads", "optimizer", "activations", "gathered_params", "buckets", "temporary"]
 
-PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
+PHASES: tuple[Phase, ...] = ("load", "forward", "backward", "step", "eval", "save")
+STEP_PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
+"""What one optimizer step consists of: all that rehearsal and measurement see."""
 CATEGORIES: tuple[Category, ...] = (
     "params",
     "grads",
@@ -67,7 +69,11 @@ class Ledger:
     moments: tuple[Moment, ...]
     resident_bytes: int
     host_bytes: int = 0
-    """Host memory that holds states or parameters (offload), of this rank."""
+    """Host memory that holds states or parameters (offload), of this rank, while it trains."""
+    load_host_bytes: int = 0
+    """Host memory of this rank at the peak of loading: the whole model, unless it is built on meta; before or beside the states."""
+    save_host_bytes: int = 0
+    """Host memory that rank 0 alone holds more while it saves: the model gathered whole."""
     collectives: tuple[Collective, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from dsplan.schemas.choices import Offload, OptimizerSpec, Recompute, ZeroKnobs
+from dsplan.schemas.choices import Built, Offload, OptimizerSpec, PipelineSchedule, Recompute, ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.validation import schema_errors
 
@@ -28,6 +28,10 @@ class Plan:
     offload: Offload = "none"
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     knobs: ZeroKnobs = field(default_factory=ZeroKnobs)
+    built: Built = "host"
+    schedule: PipelineSchedule = "1f1b"
+    virtual_stages: int = 1
+    """Model chunks per pipeline rank, under schedule interleaved."""
 
     @property
     def global_batch(self) -> int:

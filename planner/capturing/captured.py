@@ -19,9 +19,10 @@ from dsplan.planner.tracing.timeline import Timeline
 from dsplan.planner.tracing.tracer import assemble, sequence_length
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
-from dsplan.schemas.choices import OPTIMIZER_STATES, Kernel, OptimizerSpec
+from dsplan.schemas.choices import OPTIMIZERS, Kernel, OptimizerSpec, optimizer_named
 from dsplan.schemas.config import DsConfig, optimizer_spec, read_config
 from dsplan.schemas.jsonfile import load_config_file
+from dsplan.schemas.optimizer import DECAY_IN_GRADIENT
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -125,17 +126,22 @@ def _optimizer(optimizer: Any, config: DsConfig) -> tuple[OptimizerSpec | None, 
     if optimizer is None:
         return optimizer_spec(config), []
     names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
-    names = [name.removeprefix("deepspeed").removeprefix("fused").removeprefix("cpu") for name in names]
-    known = next((name for name in names if name in OPTIMIZER_STATES), None)
+    known = next((spec for spec in map(optimizer_named, names) if spec is not None), None)
     if known is None:
         return None, [f"the optimizer {type(optimizer).__name__} is not known; its states count as AdamW's"]
     group = optimizer.param_groups[0]
     kernel: Kernel = "foreach"  # torch's choice on a GPU where nothing is said
-    if group.get("fused") or names[0] != type(optimizer).__name__.lower():
+    if group.get("fused") or (names[0] not in OPTIMIZERS and optimizer_named(names[0])):
         kernel = "fused"
     elif group.get("foreach") is False:
         kernel = "for-loop"
-    return OptimizerSpec(name=known, momentum=bool(group.get("momentum")), kernel=kernel), []
+    return replace(
+        known,
+        momentum=bool(group.get("momentum")),
+        kernel=kernel,
+        weight_decay=known.name in DECAY_IN_GRADIENT and bool(group.get("weight_decay")),
+        amsgrad=group.get("amsgrad") is True,
+    ), []
 
 
 def _stub_optimizer(model: nn.Module) -> torch.optim.Optimizer:

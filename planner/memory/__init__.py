@@ -8,7 +8,7 @@ from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 
-__all__ = ["ledger", "state_bytes"]
+__all__ = ["ledger", "ledgers", "state_bytes"]
 
 
 def ledger(trace: Trace, plan: Plan) -> Ledger:
@@ -17,4 +17,9 @@ def ledger(trace: Trace, plan: Plan) -> Ledger:
     The trace must be of the plan's precision, micro_batch and recompute. Without segments in it (no sample batch) the
     ledger has the moment of the step alone, without activations.
     """
-    return deepspeed.ledger(trace, plan) if plan.engine == "deepspeed" else native.ledger(trace, plan)
+    return max(ledgers(trace, plan), key=lambda book: book.allocated_bytes)
+
+
+def ledgers(trace: Trace, plan: Plan) -> tuple[Ledger, ...]:
+    """One ledger per pipeline stage, in their order."""
+    return deepspeed.ledgers(trace, plan) if plan.engine == "deepspeed" else native.ledgers(trace, plan)

@@ -33,12 +33,11 @@ PLAIN_BUCKET = 500_000_000
 """Elements of an all-reduce at stage 0. Source: engine.py, MEMORY_OPT_ALLREDUCE_SIZE."""
 
 
-def ledger(trace: Trace, plan: Plan) -> Ledger:
-    """The fullest pipeline stage's ledger."""
+def ledgers(trace: Trace, plan: Plan) -> tuple[Ledger, ...]:
+    """One ledger per pipeline stage."""
     stages = timelines(trace, plan.layout.pp) or (None,)
     kind = {0: _Plain, 3: _Gathered}.get(plan.zero_stage, _Partitioned)
-    books = [kind(trace, plan, stage).ledger() for stage in stages]
-    return max(books, key=lambda book: book.allocated_bytes)
+    return tuple(kind(trace, plan, stage).ledger() for stage in stages)
 
 
 class _Rank:

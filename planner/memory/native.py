@@ -29,11 +29,10 @@ from dsplan.schemas.units import PRECISION_BYTES, count
 FP32 = 4
 
 
-def ledger(trace: Trace, plan: Plan) -> Ledger:
-    """The fullest pipeline stage's ledger."""
+def ledgers(trace: Trace, plan: Plan) -> tuple[Ledger, ...]:
+    """One ledger per pipeline stage."""
     stages = timelines(trace, plan.layout.pp) or (None,)
-    books = [_Rank(trace, plan, stage).ledger() for stage in stages]
-    return max(books, key=lambda book: book.allocated_bytes)
+    return tuple(_Rank(trace, plan, stage).ledger() for stage in stages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dsplan.planner.rehearsing.native import rehearse
 from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import VOLUME, Layout, Move, transfers
-from dsplan.schemas.ledger import PHASES, Ledger
+from dsplan.schemas.ledger import STEP_PHASES, Ledger
 from dsplan.schemas.plan import Plan
 from measured import GPT, measured_ledger
 from ranks import run_ranks
@@ -55,7 +55,7 @@ def predicted(sizes: dict, of: Plan) -> Ledger:
 
 
 def phases(book: Ledger) -> dict[str, int]:
-    return {phase: book.phase_bytes(phase) for phase in PHASES} | {"resident": book.resident_bytes}
+    return {phase: book.phase_bytes(phase) for phase in STEP_PHASES} | {"resident": book.resident_bytes}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -88,7 +88,7 @@ def test_formula_is_the_rehearsal_where_parameters_rule(zero_stage, precision, a
     not tell where in the parts outside the blocks the model ends and the loss begins."""
     of = plan(zero_stage, precision, seq_len=16, ranks=ranks, accumulation=accumulation)
     formula, rehearsed = predicted(WIDE, of), rehearse(subject(*WIDE.items()), of)
-    for phase in PHASES:
+    for phase in STEP_PHASES:
         slack = 0.01 if phase == "forward" else 0.001
         assert formula.phase_bytes(phase) == pytest.approx(rehearsed.phase_bytes(phase), rel=slack, abs=SCALARS), phase
     assert formula.resident_bytes == rehearsed.resident_bytes

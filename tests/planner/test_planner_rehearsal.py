@@ -7,7 +7,7 @@ import torch.distributed as dist
 from dsplan.planner.rehearsing.native import rehearse
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import Layout
-from dsplan.schemas.ledger import PHASES
+from dsplan.schemas.ledger import STEP_PHASES
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from models import Residual, residual
@@ -20,7 +20,7 @@ def test_states_are_counted_to_the_byte():
     """Every first dim is even: half of each tensor, 12 bytes an element, and a step counter per tensor."""
     book = rehearse(residual(), PLAN)
     assert book.level == "rehearsal" and book.engine == "native"
-    assert {moment.phase for moment in book.moments} == set(PHASES)
+    assert {moment.phase for moment in book.moments} == set(STEP_PHASES)
     assert book.resident_bytes == 12 * PARAMS // 2 + 4 * (4 + 3 * 4)
 
 

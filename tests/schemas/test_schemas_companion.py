@@ -111,7 +111,7 @@ def test_all_that_the_trainer_compares_is_read(tmp_path: Path) -> None:
     )
     assert (told.learning_rate, told.adam_beta1, told.adam_beta2, told.adam_epsilon) == (5e-5, 0.9, 0.95, 1e-6)
     assert (told.weight_decay, told.warmup_steps, told.max_steps, told.gradient_clipping) == (0.1, 100, 1000, 0.5)
-    assert (told.optim, told.optimizer, told.lr_scheduler) == ("adamw_bnb_8bit", None, "cosine")
+    assert (told.optim, told.optimizer, told.lr_scheduler) == ("adamw_bnb_8bit", "adamw-8bit", "cosine")
     assert (told.finds_batch, told.config_file) == (True, "ds.json")
 
 
