@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from dsplan.planner.tracing.kernels import grouped_mm, normal_value
+from dsplan.planner.tracing.recording import OTHER, SPLIT, STATE, Cut, Event, Recording
 from dsplan.runtime.storages import StorageTracker
-from dsplan.schemas.trace import ACTIVATION, SPLIT_ACTIVATION, Events, Point, Segment, TracePhase
+from dsplan.schemas.trace import Events, Segment, TracePhase
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node, _engine_run_backward
@@ -22,8 +23,6 @@ OUTER, COLUMN, INNER, ROW = range(4)
 
 _MADE_SPLIT = {"forward": (COLUMN, INNER), "backward": (INNER, ROW)}
 """What is made there is divided over tp: a column linear's output and all up to the row linear; in backward, the reverse."""
-
-_LABELS = {"other": ACTIVATION, "split": SPLIT_ACTIVATION}
 
 _LAST_SEQUENCE_NR = 2**63
 """Nodes that accumulate gradients bear the highest number of all, whenever they were made."""
@@ -39,45 +38,63 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
     """Records each storage made and freed in forward and backward of a model that holds fake (or real cpu) weights.
 
     units: the modules of Trace.units[1:], by index; unit 0 is all else. roles: COLUMN or ROW by linear module.
-    Usage: `with timeline: ...; timeline.start(inputs); ...forward, loss...; timeline.run_backward(loss)`, then `segments`.
-    In backward an operation belongs to the unit in whose forward its autograd node was made, which the node's sequence
-    number tells; no hook holds a tensor. Gradients are labelled by what ends as `.grad`, and are dropped when their unit
-    is done.
+    num_params: by unit, of the whole model; needed where blocks of it are left out of `model` (repeating.py).
+    Usage: `with timeline: ...; timeline.start(inputs); ...forward, loss...; timeline.run_backward(loss)`, then `recording`.
+    In backward an operation belongs to the unit and module in whose forward its autograd node was made, which the node's
+    sequence number tells; no hook holds a tensor. Gradients are labelled by what ends as `.grad`, and are dropped when
+    their unit is done.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[nn.Module], roles: Mapping[nn.Module, int]):
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[nn.Module],
+        roles: Mapping[nn.Module, int],
+        num_params: Sequence[int] | None = None,
+    ):
         super().__init__()
         self._model = model
         self.notes: list[str] = []
         held = params_by_unit(model, units)
+        num_params = num_params or [len(named) for named in held]
+        firsts = [0, *itertools.accumulate(num_params)]
         self._params = [[param for _, param in named if param.requires_grad] for named in held]
-        self._ordinals = {id(param): index for index, (_, param) in enumerate(itertools.chain(*held))}
-        self._owners = [unit for unit, named in enumerate(held) for _ in named]
+        self._ordinals = {
+            id(param): first + index
+            for first, named in zip(firsts, held, strict=False)
+            for index, (_, param) in enumerate(named)
+        }
+        self._owners = [unit for unit, number in enumerate(num_params) for _ in range(number)]
         self._phase: TracePhase = "forward"
         self._frames = [_Frame(0)]
         self._unit = 0
-        self._input_bytes = 0
-        self._marks: list[tuple[int, int, int]] = []
+        self._marks: list[tuple[int, int, int, int]] = []
         self._labels: list[str | int] = []
         self._serials: dict[int, int] = {}
-        self._events: list[tuple[int, int, int]] = []
+        self._events: list[Event] = []
         self._module = 0
-        self._modules: dict[str, int] = {"": 0}
-        self._cuts: list[tuple[int, int, TracePhase]] = []
+        self._modules: list[str] = []
+        self._cuts: list[Cut] = []
+        own = set()
+        for index, (name, module) in enumerate(model.named_modules()):
+            own.add(module)
+            self._modules.append(name)
+            module.forward = self._in_module(module.forward, index)
         for unit, module in enumerate(units, start=1):
-            module.forward = self._in_unit(module.forward, unit)
+            if module in own:
+                module.forward = self._in_unit(module.forward, unit)
         for module, role in roles.items():
-            module.forward = self._in_linear(module.forward, role)
+            if module in own:
+                module.forward = self._in_linear(module.forward, role)
 
     def start(self, inputs: Sequence[torch.Tensor]) -> None:
         """Forward begins. What the model holds is not counted, its inputs are."""
         for param in self._model.parameters():
-            self.add(param, "state")
+            self.add(param, STATE)
         for buffer in self._model.buffers():
-            self.add(buffer, "state")
+            self.add(buffer, STATE)
         for tensor in inputs:
-            self.add(tensor, "other")
-        self._input_bytes = self.live.get("other", 0)
+            self.add(tensor, OTHER)
         self._mark()
         self._cut(0)
 
@@ -101,50 +118,16 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             for param in params:
                 param.grad = None
 
+    def recording(self) -> Recording:
+        return Recording(
+            events=self._events, labels=self._labels, cuts=self._cuts, modules=self._modules, owners=self._owners
+        )
+
     def segments(self) -> tuple[Segment, ...]:
-        """The timeline as it was recorded; segments in which nothing happened are left out."""
-        live = {"other": self._input_bytes, "split": 0}
-        grads = [0] * len(self._params)
-        made: list[Segment] = []
-        states = [self._labels[serial] == "state" for serial, _, _ in self._events]
-        before = [0, *itertools.accumulate(not state for state in states)]
-        for (begin, unit, phase), (end, _, _) in itertools.pairwise(self._cuts):
-            points = [_point(live, grads[unit])]
-            for serial, delta, _ in self._events[begin:end]:
-                label = self._labels[serial]
-                if isinstance(label, int):
-                    grads[self._owners[label]] += delta
-                elif label != "state":
-                    live[label] += delta
-                if delta > 0 and label != "state":
-                    points.append(_point(live, grads[unit]))
-            if end > begin:
-                last = _point(live, grads[unit])
-                made.append(
-                    Segment(
-                        unit=unit,
-                        phase=phase,
-                        start=points[0],
-                        end=last,
-                        points=undominated([*points, last]),
-                        first_event=before[begin],
-                    )
-                )
-        return tuple(made)
+        return self.recording().segments()
 
     def events(self) -> Events:
-        """All that was made and freed but for what the model holds; storages are numbered anew."""
-        numbers: dict[int, int] = {}
-        columns: tuple[list[int], list[int], list[int]] = ([], [], [])
-        for serial, delta, module in self._events:
-            if self._labels[serial] != "state":
-                for column, value in zip(
-                    columns, (numbers.setdefault(serial, len(numbers)), delta, module), strict=True
-                ):
-                    column.append(value)
-        told = [self._labels[serial] for serial in numbers]
-        labels = [label if isinstance(label, int) else _LABELS[label] for label in told]
-        return Events.of(*columns, labels, tuple(self._modules))
+        return self.recording().trace_events()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -156,36 +139,51 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             return normal_value(args[0])
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # two of three calls
-        unit, place = self._where()
+        unit, place, self._module = self._where()
         if unit != self._unit:
             self._cut(unit)
-        self.category = "split" if place in _MADE_SPLIT[self._phase] else "other"
+        self.category = SPLIT if place in _MADE_SPLIT[self._phase] else OTHER
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             func = grouped_mm  # its fake form takes bf16 alone
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _where(self) -> tuple[int, int]:
+    def _where(self) -> tuple[int, int, int]:
+        """(unit, place, module) of the operation that runs."""
         if self._phase == "forward" or len(self._frames) > 1:  # in backward: a block that is computed again
             frame = self._frames[-1]
-            return frame.unit, frame.place
+            return frame.unit, frame.place, self._module
         return self._made_in(torch._C._current_autograd_node())
 
-    def _made_in(self, node: Any) -> tuple[int, int]:
+    def _made_in(self, node: Any) -> tuple[int, int, int]:
         number = node._sequence_nr() if node is not None else _LAST_SEQUENCE_NR
         if number >= _LAST_SEQUENCE_NR or not self._marks:
-            return self._unit, OUTER
-        _, unit, place = self._marks[max(0, bisect.bisect_right(self._marks, (number, 1 << 30, 0)) - 1)]
-        return unit, place
+            return self._unit, OUTER, self._module
+        _, *where = self._marks[max(0, bisect.bisect_right(self._marks, (number, 1 << 30, 0, 0)) - 1)]
+        return tuple(where)  # type: ignore[return-value]
 
     def _unit_of(self, node: Any) -> int:
         return self._made_in(node)[0]
 
     def _mark(self) -> None:
-        """Nodes made from now on belong to the innermost frame."""
+        """Nodes made from now on belong to the innermost frame and module."""
         number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         if self._marks and self._marks[-1][0] == number:
             self._marks.pop()
-        self._marks.append((number, self._frames[-1].unit, self._frames[-1].place))
+        frame = self._frames[-1]
+        self._marks.append((number, frame.unit, frame.place, self._module))
+
+    def _in_module(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def named(*args: Any, **kwargs: Any) -> Any:
+            around, self._module = self._module, index
+            self._mark()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._module = around
+                self._mark()
+
+        return named
 
     def _in_unit(self, forward: Callable[..., Any], unit: int) -> Callable[..., Any]:
         @functools.wraps(forward)
@@ -289,24 +287,3 @@ def params_by_unit(model: nn.Module, units: Sequence[nn.Module]) -> list[list[tu
     for name, param in model.named_parameters():
         grouped[owner.get(id(param), 0)].append((name, param))
     return grouped
-
-
-def _point(live: Mapping[str, int], grad_bytes: int) -> Point:
-    return Point(live["other"] + live["split"], live["split"], grad_bytes)
-
-
-def undominated(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points that no other exceeds in activation_bytes, in its part that tp leaves whole, and in grad_bytes.
-
-    Under any tp the bytes are a mean of the first two, so no peak is lost.
-    """
-
-    def key(point: Point) -> tuple[int, int, int]:
-        return (point.activation_bytes, point.activation_bytes - point.split_bytes, point.grad_bytes)
-
-    kept: dict[tuple[int, int, int], Point] = {}
-    for point in sorted(points, key=key, reverse=True):
-        candidate = key(point)
-        if not any(all(a >= b for a, b in zip(other, candidate, strict=True)) for other in kept):
-            kept[candidate] = point
-    return tuple(kept.values())

@@ -9,8 +9,9 @@ import pytest
 import torch
 from dsplan.planner.models.load import load_subject
 from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.recording import undominated
 from dsplan.planner.tracing.splitting import splitting
-from dsplan.planner.tracing.timeline import Timeline, undominated
+from dsplan.planner.tracing.timeline import Timeline
 from dsplan.planner.tracing.tracer import inputs_of, trace
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
@@ -305,10 +306,6 @@ def sample_batch(micro_batch):
 
 def test_events_tell_the_same_story_as_the_segments():
     """What is live by the events at each border of segments is what the segment says; each gradient is one parameter's."""
-    from dsplan.planner.models.load import load_subject
-    from dsplan.planner.tracing.tracer import trace
-    from dsplan.schemas.trace import Trace
-
     traced = trace(
         load_subject("examples/gpt.py", sets={"layers": "2", "width": "32", "heads": "2", "vocab": "50"}),
         precision="bf16",
