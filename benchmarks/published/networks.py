@@ -1,0 +1,243 @@
+"""Decoder models to trace: Hugging Face's classes for runs on them, and a plain one with fused kernels for the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .architectures import Architecture
+
+Style = Literal["hf", "fused", "megatron"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What decides the activations. dropout and eager attention are Megatron's of 2021, fused_loss is Liger's."""
+
+    architecture: Architecture
+    style: Style
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    dropout: float = 0.0
+    positions: int = 0
+    fused_loss: bool = False
+    lora_rank: int = 0
+    lora_targets: Literal["attention", "all"] = "attention"
+    trained_layers: int | None = None
+    """Only the last so many blocks are trained; None: everything, or the adapters."""
+
+
+def build(network: Network) -> nn.Module:
+    """The module, on whatever device is the default."""
+    hf = network.style == "hf" and network.architecture.gated and not network.fused_loss
+    module = _hugging_face(network) if hf else Decoder(network)
+    if network.lora_rank:
+        _add_lora(module, network)
+    if network.trained_layers is not None:
+        blocks = next(part for part in module.modules() if isinstance(part, nn.ModuleList))
+        for param in module.parameters():
+            param.requires_grad_(False)
+        for block in list(blocks)[-network.trained_layers :]:
+            block.requires_grad_(True)
+    return module
+
+
+def _hugging_face(network: Network) -> nn.Module:
+    """Llama's class, or Qwen2's where query, key and value have biases."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    arch = network.architecture
+    kind, model = (Qwen2Config, Qwen2ForCausalLM) if arch.attention_bias else (LlamaConfig, LlamaForCausalLM)
+    config = kind(
+        num_hidden_layers=arch.layers,
+        hidden_size=arch.hidden,
+        num_attention_heads=arch.heads,
+        num_key_value_heads=arch.kv_heads,
+        intermediate_size=arch.ffn,
+        vocab_size=arch.vocab,
+        tie_word_embeddings=arch.tied,
+        max_position_embeddings=1 << 20,
+        use_cache=False,
+        attn_implementation=network.attention,
+    )
+    return model(config)
+
+
+class Decoder(nn.Module):
+    """Norm, attention, norm, feed-forward, with fused norms and activation. Returns the loss."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        arch = network.architecture
+        self.fused_loss, self.gated = network.fused_loss, arch.gated
+        self.embed = nn.Embedding(arch.vocab, arch.hidden)
+        self.positions = nn.Embedding(network.positions, arch.hidden) if network.positions else None
+        self.drop = nn.Dropout(network.dropout)
+        self.blocks = nn.ModuleList(Block(network) for _ in range(arch.layers))
+        self.norm = _norm(arch)
+        self.head = nn.Linear(arch.hidden, arch.vocab, bias=False)
+        if arch.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        if self.positions is not None:
+            x = x + self.positions.weight[: input_ids.shape[1]]
+        x = self.drop(x)
+        rope = None if self.positions is not None else _angles(x, self.blocks[0].per_head)
+        for block in self.blocks:
+            x = block(x, rope)
+        x = self.norm(x)
+        if self.fused_loss:
+            return FusedLinearLoss.apply(x.flatten(0, 1), self.head.weight, labels.flatten())
+        return F.cross_entropy(self.head(x).float().flatten(0, 1), labels.flatten())
+
+
+class Block(nn.Module):
+    def __init__(self, network: Network):
+        super().__init__()
+        arch = network.architecture
+        self.network, self.heads, self.kv_heads = network, arch.heads, arch.kv_heads
+        self.per_head = arch.hidden // arch.heads
+        kv = self.per_head * arch.kv_heads
+        bias = arch.attention_bias or not arch.gated
+        self.norm1, self.norm2 = _norm(arch), _norm(arch)
+        self.q_proj = nn.Linear(arch.hidden, arch.hidden, bias=bias)
+        self.k_proj = nn.Linear(arch.hidden, kv, bias=bias)
+        self.v_proj = nn.Linear(arch.hidden, kv, bias=bias)
+        self.o_proj = nn.Linear(arch.hidden, arch.hidden, bias=not arch.gated)
+        self.up_proj = nn.Linear(arch.hidden, arch.ffn, bias=not arch.gated)
+        self.gate_proj = nn.Linear(arch.hidden, arch.ffn, bias=False) if arch.gated else None
+        self.down_proj = nn.Linear(arch.ffn, arch.hidden, bias=not arch.gated)
+        self.drop = nn.Dropout(network.dropout)
+
+    def forward(self, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+        x = x + self.drop(self.o_proj(self.attend(self.norm1(x), rope)))
+        h = self.norm2(x)
+        if self.gate_proj is not None:
+            h = FusedSwiGlu.apply(self.gate_proj(h), self.up_proj(h))
+        else:
+            h = F.gelu(self.up_proj(h))
+        return x + self.drop(self.down_proj(h))
+
+    def attend(self, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q = self.q_proj(x).view(batch, length, self.heads, self.per_head)
+        k = self.k_proj(x).view(batch, length, self.kv_heads, self.per_head)
+        v = self.v_proj(x).view(batch, length, self.kv_heads, self.per_head).transpose(1, 2)
+        if rope is not None:
+            q, k = Rotate.apply(q, rope), Rotate.apply(k, rope)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        if self.network.attention == "sdpa":
+            grouped = self.heads != self.kv_heads
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        else:
+            k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
+            weights = FusedSoftmax.apply(q @ k.transpose(2, 3))
+            out = F.dropout(weights, self.network.dropout, self.training) @ v
+        return out.transpose(1, 2).reshape(batch, length, -1)
+
+
+def _norm(arch: Architecture) -> nn.Module:
+    return nn.RMSNorm(arch.hidden) if arch.gated else nn.LayerNorm(arch.hidden)
+
+
+def _angles(x: torch.Tensor, per_head: int) -> torch.Tensor:
+    return torch.empty(x.shape[1], per_head, dtype=x.dtype, device=x.device)
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary positions in one kernel: saves the angles alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rope)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.empty_like(grad), None
+
+
+class FusedSwiGlu(torch.autograd.Function):
+    """silu(gate) * up in one kernel: saves both inputs, and gives their gradients in place. Source: Liger, swiglu.py."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        return torch.empty_like(gate), torch.empty_like(up)
+
+
+class FusedSoftmax(torch.autograd.Function):
+    """Scale, mask and softmax in one kernel: saves its result. Source: Megatron-LM, scaled_upper_triang_masked_softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(scores)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(grad)
+
+
+class FusedLinearLoss(torch.autograd.Function):
+    """The head and cross entropy by chunks of rows, with all gradients made in forward.
+
+    Source: Liger-Kernel, ops/fused_linear_cross_entropy.py: chunks of next_power_of_2(rows / ceil(vocab / hidden)) rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        rows, (vocab, hidden) = x.shape[0], weight.shape
+        wanted = -(-rows // -(-vocab // hidden))
+        chunk = 1 << max(0, wanted - 1).bit_length()
+        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+        loss = torch.empty(rows, dtype=torch.float32, device=x.device)
+        for start in range(0, rows, chunk):
+            logits = x[start : start + chunk] @ weight.t()
+            grad_x[start : start + chunk] = logits @ weight
+            grad_weight += logits.t() @ x[start : start + chunk]
+        ctx.save_for_backward(grad_x, grad_weight)
+        return loss.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x, grad_weight, None
+
+
+class Lora(nn.Module):
+    """A frozen linear and two thin ones. Source: peft, tuners/lora/layer.py."""
+
+    def __init__(self, base: nn.Linear, rank: int):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.dropout = nn.Dropout(0.05)
+        self.a = nn.Linear(base.in_features, rank, bias=False)
+        self.b = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.b(self.a(self.dropout(x))) * 2.0
+
+
+def _add_lora(module: nn.Module, network: Network) -> None:
+    module.requires_grad_(False)
+    wanted = ("q_proj", "k_proj", "v_proj") if network.lora_targets == "attention" else ("_proj",)
+    places = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear) and name.endswith(wanted)
+    ]
+    for parent, name, child in places:
+        setattr(parent, name, Lora(child, network.lora_rank))
