@@ -20,6 +20,9 @@ class Param:
     trainable: bool
     tp_dim: int | None = None
     """The dim that tensor parallelism splits; None: replicated over tp."""
+    stored_bytes: int | None = None
+    """Bytes of a quantised weight, which has them whatever the precision, and no master copy: it is frozen. None: elements x
+    dtype_bytes. What it takes beside them (the scales of its blocks) is in `Trace.buffer_bytes`: no engine shards those."""
 
     @property
     def numel(self) -> int:
@@ -27,6 +30,11 @@ class Param:
         for length in self.shape:
             product *= length
         return product
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the whole parameter, as the model holds it."""
+        return self.numel * self.dtype_bytes if self.stored_bytes is None else self.stored_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +86,7 @@ class Events:
     storage: Sequence[int]
     """By event: which one, numbered from 0."""
     delta_bytes: Sequence[int]
-    """By event: made or grown (+), freed or shrunk (-)."""
+    """By event: made or grown (+), freed or shrunk (-). 0: the gradient of that parameter is whole, and lies in that storage."""
     module: Sequence[int]
     """By event: the module that ran, an index of `modules`."""
     label: Sequence[int]

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsplan.planner.models.adapted import adapt
+from dsplan.planner.models.adapting import AS_IT_IS, Adapting
+from dsplan.planner.models.adapting_attention import choose_attention, packed
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject, read_json
 from dsplan.planner.models.weightless import build_weightless
@@ -38,7 +41,7 @@ def cached_config(name: str) -> Path:
     return Path(found)
 
 
-def load_hf(source: str, path: Path, seq_len: int | None) -> ModelSubject:
+def load_hf(source: str, path: Path, seq_len: int | None, adapting: Adapting = AS_IT_IS) -> ModelSubject:
     """The model of a config.json, without weights. Problem where the file is no such config or transformers lacks it."""
     raw = read_json(path)
     if not isinstance(raw, dict) or not ("model_type" in raw or "architectures" in raw):
@@ -55,12 +58,17 @@ def load_hf(source: str, path: Path, seq_len: int | None) -> ModelSubject:
     with user_code(path, f"{config_class.__name__} does not accept it:"):
         config = config_class.from_dict(raw)
         _settle(config)
+    notes = []
+    if adapting.attention is not None:
+        notes += choose_attention(str(path), config, model_class, adapting.attention)
     with user_code(path, f"{model_class.__name__} cannot be built from it:"):
         module = build_weightless(lambda: model_class(config))
     module.train()
-    notes = []
+    notes += adapt(str(path), module, adapting)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     sample = _sampler(architecture, config, text)
+    if adapting.packed:
+        sample = packed(str(path), module, sample)
     if sample is None:
         notes.append(
             f"{path}: the inputs of {architecture} are not known, so only its parameters, gradients and optimizer state "

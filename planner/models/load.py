@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dsplan.planner.models.adapting import AS_IT_IS, Adapting, check_model_file, check_script
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_call, check_loss, checked_sample_batch, kind_of
 from dsplan.schemas.choices import OptimizerSpec
@@ -65,6 +66,7 @@ def load_subject(
     seq_len: int | None = None,
     script_args: Sequence[str] = (),
     trace_timeout_seconds: float = TRACE_TIMEOUT_SECONDS,
+    adapting: Adapting = AS_IT_IS,
 ) -> Subject:
     """The subject that MODEL names. Problem where it cannot be had, in one line with the remedy."""
     kind, path, name = told_apart(model)
@@ -73,10 +75,11 @@ def load_subject(
     if kind == "hf":
         from dsplan.planner.models.hf import load_hf
 
-        return load_hf(model, path, seq_len)
+        return load_hf(model, path, seq_len, adapting)
     if kind == "script":
         from dsplan.planner.capturing.capture import ScriptSubject
 
+        check_script(model, adapting)
         if seq_len is not None:
             raise Problem(
                 f"--seq-len is given, but {model} is a script, which feeds sequences of its own length; pass its own option after --"
@@ -84,7 +87,8 @@ def load_subject(
         return ScriptSubject(path, script_args, trace_timeout_seconds)
     if script_args:
         raise Problem(f"arguments after -- go to a training script, but {model} is a model file; use --set name=value")
-    return _load_file(path, name, sets or {}, seq_len)
+    check_model_file(model, adapting)
+    return _load_file(path, name, sets or {}, seq_len, adapting)
 
 
 def told_apart(model: str) -> tuple[Kind, Path, str | None]:
@@ -146,7 +150,10 @@ def parse_set(text: str) -> Any:
         return text
 
 
-def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: int | None) -> ModelSubject:
+def _load_file(
+    path: Path, name: str | None, sets: Mapping[str, str], seq_len: int | None, adapting: Adapting
+) -> ModelSubject:
+    from dsplan.planner.models.adapted import adapt
     from dsplan.planner.models.weightless import build_weightless, lazy_names
 
     _top_level_names(path)  # syntax errors first, with their line
@@ -181,7 +188,7 @@ def _load_file(path: Path, name: str | None, sets: Mapping[str, str], seq_len: i
         raise Problem(f"{path}: {title} returned a {type(module).__name__} without parameters: nothing to train")
     with user_code(path, "train() of the model raised"):
         module.train()
-    notes: list[str] = []
+    notes = adapt(str(path), module, adapting)
     sample_batch = getattr(namespace, "sample_batch", None)
     if sample_batch is None:
         notes.append(

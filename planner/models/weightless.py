@@ -87,16 +87,27 @@ def compute_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64) else tensor.dtype
 
 
+def is_quantized(param: torch.Tensor) -> bool:
+    """Whether its bytes are packed elements, of another number and dtype than the weight that it holds."""
+    return hasattr(param, "quantized_shape")
+
+
+def logical_shape(param: torch.Tensor) -> tuple[int, ...]:
+    """Of the weight that the parameter holds."""
+    shape: tuple[int, ...] = getattr(param, "quantized_shape", tuple(param.shape))
+    return shape
+
+
 Stand = Callable[[torch.Tensor], torch.Tensor]
 """Makes a tensor that stands for another: same shape and strides, no values."""
 
 
-def fakes(mode: FakeTensorMode, dtype: torch.dtype) -> Stand:
-    """Fake cpu tensors, floats in `dtype`."""
+def fakes(mode: FakeTensorMode, dtype: torch.dtype, device: str = "cpu") -> Stand:
+    """Fake tensors on that device, floats in `dtype`."""
 
     def stand(tensor: torch.Tensor) -> torch.Tensor:
         with mode, torch.no_grad():
-            return _stand(tensor, "cpu", dtype)
+            return _stand(tensor, device, dtype)
 
     return stand
 

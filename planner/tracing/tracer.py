@@ -5,22 +5,34 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_inputs
 from dsplan.planner.models.load import ModelSubject, Subject
-from dsplan.planner.models.weightless import DTYPES, Inputs, compute_dtype, fakes, lent_weights, stand_in
+from dsplan.planner.models.weightless import (
+    DTYPES,
+    Inputs,
+    compute_dtype,
+    fakes,
+    is_quantized,
+    lent_weights,
+    logical_shape,
+    stand_in,
+)
 from dsplan.planner.tracing.flops import Flops, forward_flops
 from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.recording import Recording
+from dsplan.planner.tracing.repeating import find_runs, left_out
+from dsplan.planner.tracing.replicating import replicated
 from dsplan.planner.tracing.splitting import Splitting, splitting
 from dsplan.planner.tracing.timeline import Timeline, params_by_unit
 from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem
-from dsplan.schemas.trace import NO_EVENTS, Events, Param, Segment, Trace, Unit
+from dsplan.schemas.trace import NO_EVENTS, Param, Segment, Trace, Unit
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -71,8 +83,10 @@ def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_ba
         notes += _rows(batch, micro_batch)
         flops = _flops(subject, blocks, micro_batch, seq_len)
         notes += flops.notes
-        segments, events, more, loss_inside = _segments(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
-        notes += more
+        recorded = _recording(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
+        segments, events = recorded.recording.segments(), recorded.recording.trace_events()
+        notes += recorded.notes
+        loss_inside = recorded.loss_inside
     made = assemble(
         subject.source, module, blocks, rules, flops, segments, precision, recompute,
         micro_batch if segments else None, known_seq_len, notes,
@@ -101,10 +115,11 @@ def assemble(
         params = tuple(
             Param(
                 name=name,
-                shape=tuple(param.shape),
-                dtype_bytes=compute_dtype(param, dtype).itemsize,
+                shape=logical_shape(param),
+                dtype_bytes=dtype.itemsize if is_quantized(param) else compute_dtype(param, dtype).itemsize,
                 trainable=param.requires_grad,
                 tp_dim=rules.dims.get(id(param)),
+                stored_bytes=param.numel() * param.itemsize if is_quantized(param) else None,
             )
             for name, param in held
         )
@@ -165,6 +180,8 @@ def sequence_length(batch: Any) -> int | None:
 def _rows(batch: Any, micro_batch: int) -> list[str]:
     """A note where the batch is not of micro_batch samples."""
     tensors = [leaf for leaf in _leaves(batch) if leaf.dim() > 0]
+    if isinstance(batch, dict) and "cu_seq_lens_q" in batch:  # one row of packed sequences
+        return []
     if not tensors or any(tensor.shape[0] == micro_batch for tensor in tensors):
         return []
     return [
@@ -173,7 +190,7 @@ def _rows(batch: Any, micro_batch: int) -> list[str]:
     ]
 
 
-def _segments(
+def _recording(
     subject: ModelSubject,
     blocks: Sequence[tuple[str, nn.Module]],
     rules: Splitting,
@@ -181,14 +198,51 @@ def _segments(
     recompute: str,
     micro_batch: int,
     seq_len: int | None,
-) -> tuple[tuple[Segment, ...], Events, list[str], bool]:
-    """(segments, events, notes, whether the model's own forward computes the loss)."""
+) -> _Recorded:
+    """Repeated blocks are traced few, where those that are traced do alike."""
+    num_params = [len(held) for held in params_by_unit(subject.module, [block for _, block in blocks])]
+    record = functools.partial(_record, subject, blocks, num_params, rules, dtype, recompute, micro_batch, seq_len)
+    runs = find_runs(subject.module, blocks)
+    if not runs:
+        return record()
+    try:
+        with left_out(subject.module, blocks, runs):
+            recorded = record()
+    except Problem:
+        return record()  # a loop over the number of layers, perhaps
+    names = [name for name, _ in blocks]
+    whole: Recording | None = recorded.recording
+    for run in runs:
+        whole = replicated(whole, run, names) if whole is not None else None
+    return replace(recorded, recording=whole) if whole is not None else record()
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    recording: Recording
+    notes: list[str]
+    loss_inside: bool
+    """The model's own forward computes the loss."""
+
+
+def _record(
+    subject: ModelSubject,
+    blocks: Sequence[tuple[str, nn.Module]],
+    num_params: Sequence[int],
+    rules: Splitting,
+    dtype: torch.dtype,
+    recompute: str,
+    micro_batch: int,
+    seq_len: int | None,
+) -> _Recorded:
+    """One forward and backward of the model as it stands, all blocks or not."""
     module = subject.module
+    units = [block for _, block in blocks]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stand = fakes(mode, dtype)
     with lent_weights(module, stand):
         batch = stand_in(sample(subject, micro_batch, seq_len), stand)
-        timeline = Timeline(module, [block for _, block in blocks], rules.roles)
+        timeline = Timeline(module, units, rules.roles, num_params)
         apply_recompute(module, recompute)  # type: ignore[arg-type]
         blind = functools.partial(bool, timeline.notes)
         with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), timeline:
@@ -199,7 +253,7 @@ def _segments(
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
         loss_inside = subject.loss is None and not notes  # a note says that a mean stands for the loss
-        return timeline.segments(), timeline.events(), [*notes, *timeline.notes], loss_inside
+        return _Recorded(timeline.recording(), [*notes, *timeline.notes], loss_inside)
 
 
 def loss_of(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:
