@@ -224,7 +224,9 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
 
     def _accumulated(self, ordinal: int, param: torch.Tensor) -> None:
         if param.grad is not None:
-            self._label(param.grad, ordinal)
+            serial = self._label(param.grad, ordinal)
+            if serial is not None:
+                self._events.append((serial, 0, self._module))
 
     def _watch_shared(self, loss: torch.Tensor) -> list[Any]:
         """Label the parts of gradients that wait to be summed, for parameters that forward uses more than once."""
@@ -255,14 +257,16 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if grad_inputs[index] is not None:
             self._label(grad_inputs[index], ordinal)
 
-    def _label(self, tensor: torch.Tensor, label: int) -> None:
+    def _label(self, tensor: torch.Tensor, label: int) -> int | None:
+        """The number of the tensor's storage, which bears that label now."""
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # sparse
-            return
+            return None
         serial = self._serials.get(storage._cdata)
         if serial is not None:
             self._labels[serial] = label
+        return serial
 
     def _change(self, key: int, category: str, delta: int) -> None:
         super()._change(key, category, delta)
