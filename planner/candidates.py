@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsplan.planner.settings import Settings
 from dsplan.schemas.cluster import Cluster
@@ -70,6 +70,20 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
     if not plans:
         raise Problem(next(iter(skipped)) if len(skipped) == 1 else f"no combination is left: {'; '.join(skipped)}")
     return Candidates(plans=tuple(plans), skipped=dict(skipped))
+
+
+def regrouped(plan: Plan, ranks: int, global_batch: int | None) -> Plan:
+    """The same plan on another number of ranks, which tp, pp and dp_replicate divide: dp_shard grows, micro_batch stays.
+
+    Accumulation gives way where that keeps `global_batch`; None, or one that is no whole number of micro-batches: it stays.
+    """
+    layout = plan.layout
+    layout = replace(layout, dp_shard=ranks // (layout.tp * layout.pp * layout.sp * layout.dp_replicate))
+    per_pass = plan.micro_batch * layout.dp
+    whole = global_batch is not None and global_batch % per_pass == 0
+    return replace(
+        plan, layout=layout, accumulation=global_batch // per_pass if whole and global_batch else plan.accumulation
+    )
 
 
 def _splits(settings: Settings, cluster: Cluster, tp_limit: int, num_blocks: int) -> Iterator[tuple[int, int]]:

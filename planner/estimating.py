@@ -8,17 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dsplan.planner.asking import fewest_gpus, reach_of
+from dsplan.planner.asking_lengths import lengths_answer
 from dsplan.planner.candidates import candidates
-from dsplan.planner.memory import device, ledger
+from dsplan.planner.explaining import explanation
+from dsplan.planner.models.adapting import AS_IT_IS, Adapting
 from dsplan.planner.models.load import Subject, load_subject
+from dsplan.planner.rows import Bench, estimate_row, rehearsed_row
 from dsplan.planner.settings import Flags, Settings, settle
-from dsplan.planner.timing import step_time
 from dsplan.planner.tracing.tracer import trace
-from dsplan.schemas import native_support
+from dsplan.reports.estimate_table import best_row, shown_rows
+from dsplan.schemas.answers import Questions, Reach, any_answer
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import Companion, read_companion
 from dsplan.schemas.config import DsConfig, read_config
-from dsplan.schemas.estimate import Estimate, Memory, ModelFacts, Row, StepTime
+from dsplan.schemas.estimate import Estimate, ModelFacts, Row
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
@@ -37,16 +41,20 @@ def estimate(
     flags: Flags | None = None,
     sets: Mapping[str, str] | None = None,
     script_args: Sequence[str] = (),
+    adapting: Adapting = AS_IT_IS,
     rehearse: bool = False,
     show: int | None = None,
+    questions: Questions | None = None,
+    reserve_bytes: int = 0,
     progress: Progress = lambda text: None,
 ) -> Estimate:
     """Bytes and seconds per GPU of every combination that flags, companion and config name.
 
-    model: model.py[:NAME], a training script, a HF config, or one of these loaded already. config: a path, or the object itself. rehearse: the first
-    `show` rows (all where None) are confirmed by running the engine on fake tensors. Problem where nothing can be said.
+    model: model.py[:NAME], a training script, a HF config, or one of these loaded already. config: a path, or the object
+    itself. rehearse: the first `show` rows (all where None) are confirmed by running the engine on fake tensors. questions:
+    what to answer beside the rows. reserve_bytes: of each GPU, left to others. Problem where nothing can be said.
     """
-    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    cluster = (parse_cluster(cluster) if isinstance(cluster, str) else cluster).reserving(reserve_bytes)
     flags = flags or Flags()
     ds_config = read_config_argument(config)
     companion = read_companion(args) if args else None
@@ -55,7 +63,9 @@ def estimate(
     else:
         progress(f"loading {model}")
         seq_len = flags.seq_len or (companion.seq_len if companion else None)
-        subject = load_subject(model, sets=sets or {}, seq_len=seq_len, script_args=script_args)
+        subject = load_subject(
+            model, sets=sets or {}, seq_len=seq_len, script_args=script_args, adapting=adapting
+        )
     settings = settle_for(subject, flags, cluster, companion, ds_config)
     progress(f"tracing {subject.source}")
     first = trace_for(subject, settings, precision=settings.precision[0])
@@ -77,7 +87,7 @@ def estimate(
                 rows[index] = rehearsed_row(subject, rows[index], cluster)
             except Problem as problem:  # what cannot be rehearsed is said, and its formula stands
                 refused.append(f"not rehearsed: {problem}")
-    return Estimate(
+    report = Estimate(
         model=model_facts(subject, first),
         cluster=cluster,
         engine=settings.engine,
@@ -96,6 +106,34 @@ def estimate(
             )
         ),
     )
+    if questions is None:
+        return report
+    bench = Bench(subject=subject, cluster=cluster, own_seq_len=first.seq_len if settings.seq_len is None else None)
+    return answered(report, bench, questions, settings.global_batch, progress)
+
+
+def answered(
+    report: Estimate, bench: Bench, questions: Questions, global_batch: int | None, progress: Progress
+) -> Estimate:
+    """The report with what was asked beside its rows: of the user's own row, else of each that is shown."""
+    shown = shown_rows(report, everything=False)
+    asked = shown[:1] if report.own is not None else shown
+    answers: list[Reach] = []
+    for value in questions.most:
+        for row in asked:
+            progress(f"asking for the largest {value}, zero {row.plan.zero_stage}")
+            answers.append(reach_of(bench, row.plan, value))
+    if questions.fewest_gpus:
+        answers += [fewest_gpus(bench, row.plan, global_batch) for row in asked]
+    found = None
+    if questions.lengths is not None:
+        progress(f"asking for the lengths of {questions.lengths}")
+        found = lengths_answer(bench, best_row(report).plan, questions.lengths)
+    why = None
+    if questions.explain:
+        progress("asking what the verdict rests on")
+        why = explanation(bench, best_row(report), own=report.own is not None, global_batch=global_batch)
+    return replace(report, answers=tuple(answers), lengths=found, explain=why)
 
 
 def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -169,11 +207,21 @@ def merged(reports: Sequence[Estimate]) -> Estimate:
     skipped: Counter[str] = Counter()
     for report in reports:
         skipped.update(report.skipped)
-    return replace(first, rows=tuple(row for report in reports for row in report.rows), skipped=dict(skipped))
+    return replace(
+        first,
+        rows=tuple(row for report in reports for row in report.rows),
+        skipped=dict(skipped),
+        answers=tuple(answer for report in reports for answer in report.answers),
+    )
 
 
 def fits(report: Estimate) -> bool:
-    """Exit code 0: the user's own configuration fits or is tight; without one, any row; true where nothing is known."""
+    """Exit code 0: the user's own configuration fits or is tight; without one, any row; true where nothing is known.
+
+    Where something was asked, the answers decide: whether there is one; whether every step of the lengths fits.
+    """
+    if report.answers or report.lengths:
+        return any_answer(report.answers) and not (report.lengths and report.lengths.micro_batches_over)
     rows = [report.rows[report.own]] if report.own is not None else report.rows
     return any(row.verdict in ("fits", "tight", "unknown") for row in rows)
 
@@ -222,69 +270,6 @@ def trace_for(subject: Subject, settings: Settings, precision: str, micro_batch:
     )
 
 
-def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
-    """One row at level formula. Without a sample batch only the state bytes are filled in."""
-    book = ledger(traced, plan)
-    if not traced.segments:
-        state = {category: 0 for category in ("params", "grads", "optimizer")}
-        for moment in book.moments:
-            for category in state:
-                state[category] = max(state[category], moment.category_bytes(category))  # type: ignore[arg-type]
-        memory = Memory(
-            params_bytes=state["params"],
-            grads_bytes=state["grads"],
-            optimizer_bytes=state["optimizer"],
-            **dict.fromkeys(_REST),
-            host_bytes=book.host_bytes * cluster.gpus_per_node,
-        )
-        return Row(
-            plan=plan,
-            level="formula",
-            memory=memory,
-            time=StepTime(),
-            verdict="unknown",
-            runnable=runnable(plan),
-            ledger=book,
-        )
-    memory, verdict = device.device_memory(book, plan, cluster)
-    return Row(
-        plan=plan,
-        level=book.level,
-        memory=memory,
-        time=step_time(traced, plan, cluster),
-        verdict=verdict,
-        runnable=runnable(plan),
-        ledger=book,
-    )
-
-
-def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:
-    """The same row with the bytes that the engine itself allocates on fake tensors."""
-    from dsplan.planner.rehearsing.native import rehearse
-
-    book = rehearse(subject, row.plan)
-    memory, verdict = device.device_memory(book, row.plan, cluster)
-    return replace(row, level=book.level, memory=memory, verdict=verdict, ledger=book)
-
-
-def runnable(plan: Plan) -> bool:
-    """Whether the engine carries the plan out today: for native, by the same table that initialize and lint read."""
-    layout = plan.layout
-    if layout.tp > 1 or layout.pp > 1 or layout.sp > 1 or layout.dp_replicate > 1:
-        return False
-    if plan.engine == "deepspeed":
-        return True
-    zero: dict[str, Any] = {"stage": plan.zero_stage}
-    if plan.offload != "none":
-        zero[f"offload_{plan.offload}"] = {"device": "cpu"}
-    config = {
-        "zero_optimization": zero,
-        "optimizer": {"type": plan.optimizer.name, "params": {}},
-        "dsplan": {"recompute": plan.recompute},
-    }
-    return all(severity != "error" for _, severity, _ in native_support.reasons(config))
-
-
 def engine_version(engine: str) -> str:
     """The release that the numbers speak of."""
     from importlib.metadata import PackageNotFoundError, version
@@ -312,19 +297,6 @@ def model_facts(subject: Subject, traced: Trace) -> ModelFacts:
         shapes_sha256=digest.hexdigest(),
         notes=traced.notes,
     )
-
-
-_REST = (
-    "activations_bytes",
-    "gathered_params_bytes",
-    "buckets_bytes",
-    "temporary_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
-    "device_bytes",
-    "device_bytes_low",
-    "device_bytes_high",
-)
 
 
 def _own_index(rows: Sequence[Row], settings: Settings) -> int | None:

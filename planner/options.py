@@ -72,9 +72,29 @@ class OffloadName(str, Enum):
     param = "param"
 
 
+class QuantizeName(str, Enum):
+    nf4 = "nf4"
+    int8 = "int8"
+
+
+class AttentionName(str, Enum):
+    flash = "flash"
+    sdpa = "sdpa"
+    eager = "eager"
+
+
 class Objective(str, Enum):
     throughput = "throughput"
     memory = "memory"
+
+
+class Most(str, Enum):
+    micro_batch = "micro-batch"
+    seq_len = "seq-len"
+
+
+class Fewest(str, Enum):
+    gpus = "gpus"
 
 
 ClusterOption = Annotated[
@@ -91,6 +111,10 @@ ArgsOption = Annotated[
         "--args", help="HF TrainingArguments, Accelerate, axolotl or LLaMA-Factory file that fills values in."
     ),
 ]
+ReserveOption = Annotated[
+    str | None,
+    typer.Option("--reserve", help="Of each GPU, left to a neighbour: 2GiB, 500MB.", metavar="BYTES"),
+]
 DefineOption = Annotated[
     list[str] | None,
     typer.Option("--define", help="NAME=VALUE for a placeholder of a template; repeat it.", metavar="NAME=VALUE"),
@@ -98,6 +122,43 @@ DefineOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE"),
+]
+
+
+LoraOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        help="Adapters as PEFT's: r=16,targets=all-linear; or targets=q_proj,v_proj; also alpha, dropout, modules_to_save.",
+        metavar="KEY=VALUE,...",
+    ),
+]
+QuantizeOption = Annotated[
+    QuantizeName | None,
+    typer.Option("--quantize", help="Linear layers as bitsandbytes': nf4 (QLoRA, double quantisation) or int8."),
+]
+FreezeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--freeze", help="Parameters or modules that are not trained: 'model.layers.*'; repeat it.", metavar="GLOB"
+    ),
+]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        help="plain: the model's own; fused: with the output layer, as Liger's; chunked:N: the logits in N parts.",
+        metavar="plain|fused|chunked:N",
+    ),
+]
+AttentionOption = Annotated[
+    AttentionName | None, typer.Option("--attention", help="Attention of a Hugging Face model.")
+]
+PackedOption = Annotated[
+    bool,
+    typer.Option(
+        "--packed", help="Sequences without padding in one row: micro_batch of seq_len each, by flash attention."
+    ),
 ]
 
 
@@ -123,6 +184,11 @@ def _to_lint(path: str) -> bool:
     return os.path.exists(path) and not holds_one(path)
 
 
+def value_of(choice: Enum | None) -> str | None:
+    """The text of an option with choices; None where it is not given."""
+    return None if choice is None else str(choice.value)
+
+
 def cluster_of(cluster: str | None, world_size: int | None) -> Cluster | None:
     """Of --cluster or --world-size; None where neither is given."""
     if cluster is not None and world_size is not None:
@@ -141,6 +207,18 @@ def this_machine() -> Cluster:
     from dsplan.planner.machine import local_cluster
 
     return local_cluster()
+
+
+def reserve_of(text: str | None) -> int:
+    """Bytes of --reserve."""
+    if text is None:
+        return 0
+    from dsplan.schemas.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise Problem(f"--reserve {error}") from error
 
 
 def ids_of(text: str | None) -> tuple[str, ...]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dsplan.planner import estimating
+from dsplan.planner.models.adapting import AS_IT_IS, Adapting
 from dsplan.planner.models.load import Subject, load_subject
+from dsplan.planner.rows import estimate_row, rehearsed_row
 from dsplan.planner.settings import Flags, Settings
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import read_companion
@@ -55,6 +57,7 @@ def tune(
     seq_len: int | None = None,
     sets: Mapping[str, str] | None = None,
     script_args: Sequence[str] = (),
+    adapting: Adapting = AS_IT_IS,
     progress: estimating.Progress = lambda text: None,
 ) -> Tuned:
     """The fastest (or smallest) combination of zero_stage, micro_batch, accumulation and recompute that fits.
@@ -82,7 +85,9 @@ def tune(
     if "precision" in free:
         flags = replace(flags, precision=("bf16", "fp16", "fp32"))
     progress(f"loading {model}")
-    subject = load_subject(model, sets=sets or {}, seq_len=seq_len, script_args=script_args)
+    subject = load_subject(
+        model, sets=sets or {}, seq_len=seq_len, script_args=script_args, adapting=adapting
+    )
     settings = estimating.settle_for(subject, flags, cluster, companion, ds_config, needs_batch=False)
     wanted, origin = _global_batch(settings, subject, cluster, global_batch, free)
     rows, skipped = _rows(subject, settings, cluster, wanted, progress)
@@ -91,7 +96,7 @@ def tune(
     for index in range(min(trials, len(ranked))):
         progress(f"rehearsing candidate {index + 1} of {trials}")
         try:
-            ranked[index] = estimating.rehearsed_row(subject, ranked[index], cluster)
+            ranked[index] = rehearsed_row(subject, ranked[index], cluster)
         except Problem as problem:
             refused.append(f"not rehearsed: {problem}")
     ranked.sort(key=lambda row: _rank(row, objective))
@@ -226,7 +231,7 @@ def _rows(
                         optimizer=settings.optimizer,
                         knobs=settings.knobs,
                     )
-                    row = estimating.estimate_row(traced, plan, cluster)
+                    row = estimate_row(traced, plan, cluster)
                     if not row.runnable:
                         skipped[f"engine {settings.engine} does not carry it out"] += 1
                         continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from dsplan.reports.answers_text import answers_text, explanation_text, lengths_text, row_name
 from dsplan.schemas.units import count, flops, gib, in_unit, seconds, size, table_unit
 from tabulate import tabulate
 
@@ -45,17 +46,18 @@ def shown_rows(estimate: Estimate, *, everything: bool) -> tuple[Row, ...]:
         return estimate.rows
     own = [estimate.rows[estimate.own]] if estimate.own is not None else []
     others = [row for row in estimate.rows if row not in own]
+    return tuple(own + sorted(others, key=_rank)[:MOST_ROWS])
+
+
+def best_row(estimate: Estimate) -> Row:
+    """The user's own row; else the fastest of those that fit."""
+    return min(estimate.rows, key=_rank) if estimate.own is None else estimate.rows[estimate.own]
+
+
+def _rank(row: Row) -> tuple[int, bool, float, int]:
     order = {"fits": 0, "tight": 1, "unknown": 2, "host_oom": 3, "oom": 4}
-    best = sorted(
-        others,
-        key=lambda row: (
-            order[row.verdict],
-            not row.runnable,
-            -(row.time.samples_per_second or 0.0),
-            row.memory.device_bytes or 0,
-        ),
-    )
-    return tuple(own + best[:MOST_ROWS])
+    speed = row.time.samples_per_second or 0.0
+    return order[row.verdict], not row.runnable, -speed, row.memory.device_bytes or 0
 
 
 def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = False) -> str:
@@ -63,6 +65,12 @@ def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = Fa
     rows = shown_rows(estimate, everything=everything)
     parts = [_head(estimate, rows), _table(estimate, rows, "simple")]
     parts.append(_legend(estimate, rows))
+    if estimate.explain:
+        parts.append(explanation_text(estimate.explain))
+    if estimate.answers:
+        parts.append(answers_text(estimate.answers))
+    if estimate.lengths:
+        parts.append(lengths_text(estimate.lengths))
     if formulas:
         parts += [_formulas(row) for row in rows]
     return "\n\n".join(part for part in parts if part)
@@ -203,8 +211,7 @@ def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
 
 
 def _formulas(row: Row) -> str:
-    plan = row.plan
-    title = f"zero {plan.zero_stage}, {plan.precision}, {plan.layout}"
+    title = row_name(row.plan)
     if row.ledger is None or not row.ledger.moments:
         return f"{title}: no formula"
     peak = row.ledger.peak

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dsplan.schemas.problem import Problem
-from dsplan.schemas.units import GB, GIB
+from dsplan.schemas.units import GB, GIB, size
 from dsplan.schemas.validation import schema_errors
 
 
@@ -42,6 +42,25 @@ class Cluster:
     gpu: Gpu | None
     text: str
     """As the user wrote it."""
+    reserve_bytes: int = 0
+    """Of each GPU's memory, kept for a neighbour: taken off its usable_bytes already."""
+
+    def reserving(self, num_bytes: int) -> Cluster:
+        """The same cluster with so much of each GPU left to others. Problem where that is all of it, or the GPU is not known."""
+        if num_bytes == 0:
+            return self
+        if self.gpu is None:
+            raise Problem(
+                f"--reserve {size(num_bytes)} is taken off what a GPU has, but the kind of GPU is not known; name it, as in "
+                f"--cluster {self.ranks}xA100-80GB"
+            )
+        left = self.gpu.usable_bytes - num_bytes
+        if left <= 0:
+            raise Problem(
+                f"--reserve {size(num_bytes)} leaves nothing of the {size(self.gpu.usable_bytes)} that {self.gpu.name} has; "
+                "give less"
+            )
+        return replace(self, gpu=replace(self.gpu, usable_bytes=left), reserve_bytes=self.reserve_bytes + num_bytes)
 
     @property
     def ranks(self) -> int:
@@ -55,13 +74,15 @@ class Cluster:
             "ranks": self.ranks,
             "gpu": self.gpu.name if self.gpu else None,
             "usable_bytes": self.gpu.usable_bytes if self.gpu else None,
+            **({"reserve_bytes": self.reserve_bytes} if self.reserve_bytes else {}),
         }
 
     def __str__(self) -> str:
         if self.gpu is None:
             return f"{self.ranks} GPU{'s' if self.ranks > 1 else ''} of unknown kind"
         nodes = f"{self.nodes} nodes x " if self.nodes > 1 else ""
-        return f"{nodes}{self.gpus_per_node} x {self.gpu.name} ({self.gpu.usable_bytes / GIB:.1f} GiB usable)"
+        kept = f" after {size(self.reserve_bytes)} reserved" if self.reserve_bytes else ""
+        return f"{nodes}{self.gpus_per_node} x {self.gpu.name} ({self.gpu.usable_bytes / GIB:.1f} GiB usable{kept})"
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dsplan.schemas.answers import Explanation, LengthsAnswer, Reach
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.ledger import Ledger, Level
 from dsplan.schemas.plan import Engine, Plan
@@ -115,9 +116,21 @@ class Estimate:
     """(what, value, where it came from: flag, --args, --config, default, script)."""
     notes: tuple[str, ...] = ()
     """What the reader should know: one sentence each."""
+    answers: tuple[Reach, ...] = ()
+    """To --max and --min: of the user's own row, else of each row shown."""
+    lengths: LengthsAnswer | None = None
+    explain: Explanation | None = None
+    """Of the user's own row, else of the first that is shown."""
 
     def to_json(self) -> dict[str, Any]:
         model = asdict(self.model)
+        more: dict[str, Any] = {}
+        if self.answers:
+            more["answers"] = [answer.to_json() for answer in self.answers]
+        if self.lengths:
+            more["lengths"] = self.lengths.to_json()
+        if self.explain:
+            more["explain"] = self.explain.to_json()
         return {
             "version": 1,
             "model": {
@@ -126,4 +139,5 @@ class Estimate:
             "cluster": self.cluster.to_json(),
             "rows": [row.to_json() for row in self.rows],
             "skipped": [{"reason": reason, "rows": rows} for reason, rows in self.skipped.items()],
+            **more,
         }

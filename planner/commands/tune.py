@@ -8,14 +8,21 @@ from typing import Annotated
 import typer
 from dsplan.planner.options import (
     ArgsOption,
+    AttentionOption,
     ClusterOption,
     EngineName,
+    FreezeOption,
+    LoraOption,
+    LossOption,
     Objective,
+    PackedOption,
+    QuantizeOption,
     SetOption,
     TextOrJson,
     WorldSizeOption,
     cluster_of,
     sets_of,
+    value_of,
 )
 from dsplan.planner.terminal import CLEAN, FOUND, note, progress
 from dsplan.schemas.problem import Problem
@@ -41,10 +48,19 @@ def tune(
     engine: Annotated[EngineName | None, typer.Option("--engine")] = None,
     seq_len: Annotated[int | None, typer.Option("--seq-len", min=1)] = None,
     sets: SetOption = None,
+    lora: LoraOption = None,
+    quantize: QuantizeOption = None,
+    freeze: FreezeOption = None,
+    loss: LossOption = None,
+    attention: AttentionOption = None,
+    packed: PackedOption = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for plan.json and ds_config.json.")] = Path(),
     format: Annotated[TextOrJson, typer.Option("--format")] = TextOrJson.text,
 ) -> None:
     """Which configuration is best? Writes plan.json and ds_config.json. Exit 1 where nothing fits."""
+    from dsplan.planner.models.adapting import adapting_of
+
+    adapting = adapting_of(lora, value_of(quantize), freeze, loss, value_of(attention), packed)
     chosen = cluster_of(cluster, world_size)
     if chosen is None:
         raise Problem("tune needs --cluster, for example --cluster 8xH100-80GB")
@@ -64,6 +80,7 @@ def tune(
             seq_len=seq_len,
             sets=sets_of(sets),
             script_args=context.args,
+            adapting=adapting,
             progress=told,
         )
     for text in tuned.notes:

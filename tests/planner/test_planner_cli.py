@@ -52,7 +52,7 @@ def test_estimate_has_the_contracts_fields() -> None:
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert schema_errors("estimate", report) == []
-    assert set(report) == {"version", "model", "cluster", "rows", "skipped"}
+    assert set(report) == {"version", "model", "cluster", "rows", "skipped", "explain"}
     assert report["version"] == 1
     assert set(report["model"]) == {"source", "params", "trainable_params", "forward_flops", "flops_source"}
     for row in report["rows"]:

@@ -1,0 +1,116 @@
+"""One plan -> one row of the report: its trace, its ledger, its time, its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsplan.planner.memory import device, ledger
+from dsplan.planner.models.load import Subject
+from dsplan.planner.timing import step_time
+from dsplan.planner.tracing.tracer import trace
+from dsplan.schemas import native_support
+from dsplan.schemas.cluster import Cluster
+from dsplan.schemas.estimate import Memory, Row, StepTime
+from dsplan.schemas.plan import Plan
+from dsplan.schemas.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Where plans of one subject are evaluated."""
+
+    subject: Subject
+    cluster: Cluster
+    own_seq_len: int | None
+    """What the subject feeds where nobody names a length."""
+
+    def traced(self, plan: Plan) -> Trace:
+        """The trace that the plan needs (kept by the tracer, so that asking again costs nothing)."""
+        return trace(
+            self.subject,
+            precision=plan.precision,
+            recompute=plan.recompute,
+            micro_batch=plan.micro_batch,
+            seq_len=None if plan.seq_len == self.own_seq_len else plan.seq_len,
+        )
+
+    def row(self, plan: Plan, cluster: Cluster | None = None) -> Row:
+        """The plan's row at level formula. Problem where the model takes no such batch."""
+        return estimate_row(self.traced(plan), plan, cluster or self.cluster)
+
+
+def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
+    """One row at level formula. Without a sample batch only the state bytes are filled in."""
+    book = ledger(traced, plan)
+    if not traced.segments:
+        state = {category: 0 for category in ("params", "grads", "optimizer")}
+        for moment in book.moments:
+            for category in state:
+                state[category] = max(state[category], moment.category_bytes(category))  # type: ignore[arg-type]
+        memory = Memory(
+            params_bytes=state["params"],
+            grads_bytes=state["grads"],
+            optimizer_bytes=state["optimizer"],
+            **dict.fromkeys(_REST),
+            host_bytes=book.host_bytes * cluster.gpus_per_node,
+        )
+        return Row(
+            plan=plan,
+            level="formula",
+            memory=memory,
+            time=StepTime(),
+            verdict="unknown",
+            runnable=runnable(plan),
+            ledger=book,
+        )
+    memory, verdict = device.device_memory(book, plan, cluster)
+    return Row(
+        plan=plan,
+        level=book.level,
+        memory=memory,
+        time=step_time(traced, plan, cluster),
+        verdict=verdict,
+        runnable=runnable(plan),
+        ledger=book,
+    )
+
+
+def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:
+    """The same row with the bytes that the engine itself allocates on fake tensors."""
+    from dsplan.planner.rehearsing.native import rehearse
+
+    book = rehearse(subject, row.plan)
+    memory, verdict = device.device_memory(book, row.plan, cluster)
+    return replace(row, level=book.level, memory=memory, verdict=verdict, ledger=book)
+
+
+def runnable(plan: Plan) -> bool:
+    """Whether the engine carries the plan out today: for native, by the same table that initialize and lint read."""
+    layout = plan.layout
+    if layout.tp > 1 or layout.pp > 1 or layout.sp > 1 or layout.dp_replicate > 1:
+        return False
+    if plan.engine == "deepspeed":
+        return True
+    zero: dict[str, Any] = {"stage": plan.zero_stage}
+    if plan.offload != "none":
+        zero[f"offload_{plan.offload}"] = {"device": "cpu"}
+    config = {
+        "zero_optimization": zero,
+        "optimizer": {"type": plan.optimizer.name, "params": {}},
+        "dsplan": {"recompute": plan.recompute},
+    }
+    return all(severity != "error" for _, severity, _ in native_support.reasons(config))
+
+
+_REST = (
+    "activations_bytes",
+    "gathered_params_bytes",
+    "buckets_bytes",
+    "temporary_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "device_bytes",
+    "device_bytes_low",
+    "device_bytes_high",
+)
