@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting, check_model_file, check_script
+from dsplan.planner.capturing.standing import stand_ins
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_call, check_loss, checked_sample_batch, kind_of
 from dsplan.schemas.choices import OptimizerSpec
@@ -88,7 +89,10 @@ def load_subject(
     if script_args:
         raise Problem(f"arguments after -- go to a training script, but {model} is a model file; use --set name=value")
     check_model_file(model, adapting)
-    return _load_file(path, name, sets or {}, seq_len, adapting)
+    with stand_ins() as stood_in:
+        subject = _load_file(path, name, sets or {}, seq_len, adapting)
+    subject.notes = (*subject.notes, *stood_in)
+    return subject
 
 
 def told_apart(model: str) -> tuple[Kind, Path, str | None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dsplan.planner.capturing.standing import functions
 from torch.overrides import TorchFunctionMode
 
 FLOPS_PER_MAC = 2
@@ -113,6 +114,17 @@ def _attention(inputs: Any, outputs: Any) -> Counter[str]:
     return Counter({"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])})
 
 
+def _stood_in_attention(inputs: Any, outputs: Any) -> Counter[str]:
+    """As _attention, with the keys that a query meets told."""
+    query, value = _shape(inputs[0]), _shape(inputs[2])
+    return Counter({"attention": math.prod(query[:-1]) * inputs[3].toIValue() * (query[-1] + value[-1])})
+
+
+def _stood_in_loss(inputs: Any, outputs: Any) -> Counter[str]:
+    """The output layer of a loss that is fused with it."""
+    return Counter({"linear": math.prod(_shape(inputs[0])) * _shape(inputs[1])[0]})
+
+
 def _grouped(inputs: Any, outputs: Any) -> Counter[str]:
     """Tokens x in x out: each token meets one expert's matrix per product."""
     left, right = _shape(inputs[0]), _shape(inputs[1])
@@ -149,6 +161,8 @@ HANDLES: dict[str, Any] = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::_grouped_mm": _grouped,
     "aten::rms_norm": _nothing,
+    "dsplan::attention": _stood_in_attention,
+    "dsplan::linear_loss": _stood_in_loss,
 }
 """What fvcore lacks, or counts for some shapes only."""
 
@@ -161,8 +175,19 @@ def _counted_grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
     return int(FLOPS_PER_MAC * math.prod(left) * right[-1])
 
 
+def _counted_stood_in_attention(query: Any, key: Any, value: Any, keys: int, *_: Any, **__: Any) -> int:
+    return int(FLOPS_PER_MAC * math.prod(query[:-1]) * keys * (query[-1] + value[-1]))
+
+
+def _counted_stood_in_loss(input: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return int(FLOPS_PER_MAC * math.prod(input) * weight[0])
+
+
+assert functions  # defines the operators that are named below
 COUNTER_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _counted_attention,
     torch.ops.aten._grouped_mm: _counted_grouped,
+    torch.ops.dsplan.attention: _counted_stood_in_attention,
+    torch.ops.dsplan.linear_loss: _counted_stood_in_loss,
 }
 """What torch's counter lacks: without them attention on cpu counts as 0."""

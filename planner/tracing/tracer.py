@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from dsplan.planner.capturing.standing import stand_ins
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_inputs
 from dsplan.planner.models.load import ModelSubject, Subject
@@ -56,7 +57,9 @@ def trace(
     key = (precision, recompute, micro_batch, seq_len)
     if key not in subject.traces:
         if isinstance(subject, ModelSubject):
-            subject.traces[key] = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len)
+            with stand_ins() as stood_in:
+                made = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len)
+            subject.traces[key] = replace(made, notes=tuple(dict.fromkeys([*made.notes, *stood_in])))
         else:
             from dsplan.planner.capturing.capture import ScriptSubject, capture
 
