@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,23 +13,22 @@ from dsplan.planner.asking_lengths import lengths_answer
 from dsplan.planner.candidates import candidates
 from dsplan.planner.explaining import explanation
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting
-from dsplan.planner.models.load import Subject, load_subject
-from dsplan.planner.rows import Bench, estimate_row, rehearsed_row
+from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject, load_subject
+from dsplan.planner.rows import Bench, estimate_row, rehearsed_row, stage_rows
 from dsplan.planner.settings import Flags, Settings, settle
+from dsplan.planner.terminal import Told, quiet
 from dsplan.planner.tracing.tracer import trace
 from dsplan.reports.estimate_table import best_row, shown_rows
 from dsplan.schemas.answers import Questions, Reach, any_answer
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import Companion, read_companion
 from dsplan.schemas.config import DsConfig, read_config
-from dsplan.schemas.estimate import Estimate, ModelFacts, Row
+from dsplan.schemas.estimate import Estimate, ModelFacts, Row, StageRow
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import PRECISION_BYTES
-
-Progress = Callable[[str], None]
 
 
 def estimate(
@@ -43,16 +42,18 @@ def estimate(
     script_args: Sequence[str] = (),
     adapting: Adapting = AS_IT_IS,
     rehearse: bool = False,
-    show: int | None = None,
+    everything: bool = False,
+    trace_timeout_seconds: float = TRACE_TIMEOUT_SECONDS,
     questions: Questions | None = None,
     reserve_bytes: int = 0,
-    progress: Progress = lambda text: None,
+    progress: Told = quiet,
 ) -> Estimate:
     """Bytes and seconds per GPU of every combination that flags, companion and config name.
 
     model: model.py[:NAME], a training script, a HF config, or one of these loaded already. config: a path, or the object
-    itself. rehearse: the first `show` rows (all where None) are confirmed by running the engine on fake tensors. questions:
-    what to answer beside the rows. reserve_bytes: of each GPU, left to others. Problem where nothing can be said.
+    itself. rehearse: rows are confirmed by running the engine on fake tensors: those that text shows, or with `everything`
+    all. questions: what to answer beside the rows. reserve_bytes: of each GPU, left to others. Problem where nothing can be
+    said.
     """
     cluster = (parse_cluster(cluster) if isinstance(cluster, str) else cluster).reserving(reserve_bytes)
     flags = flags or Flags()
@@ -64,7 +65,12 @@ def estimate(
         progress(f"loading {model}")
         seq_len = flags.seq_len or (companion.seq_len if companion else None)
         subject = load_subject(
-            model, sets=sets or {}, seq_len=seq_len, script_args=script_args, adapting=adapting
+            model,
+            sets=sets or {},
+            seq_len=seq_len,
+            script_args=script_args,
+            adapting=adapting,
+            trace_timeout_seconds=trace_timeout_seconds,
         )
     settings = settle_for(subject, flags, cluster, companion, ds_config)
     progress(f"tracing {subject.source}")
@@ -78,15 +84,6 @@ def estimate(
     if own is not None and own > 0:
         rows.insert(0, rows.pop(own))
         own = 0
-    refused: list[str] = []
-    if rehearse:
-        shown = len(rows) if show is None else min(show, len(rows))
-        for index in range(shown):
-            progress(f"rehearsing row {index + 1} of {shown}")
-            try:
-                rows[index] = rehearsed_row(subject, rows[index], cluster)
-            except Problem as problem:  # what cannot be rehearsed is said, and its formula stands
-                refused.append(f"not rehearsed: {problem}")
     report = Estimate(
         model=model_facts(subject, first),
         cluster=cluster,
@@ -101,19 +98,33 @@ def estimate(
                 (
                     *config_notes(config, ds_config, cluster, settings.engine),
                     *notes_of(subject, first, [row.plan for row in rows]),
-                    *refused,
                 )
             )
         ),
     )
+    if rehearse:
+        report = rehearsed(report, subject, everything, progress)
     if questions is None:
         return report
     bench = Bench(subject=subject, cluster=cluster, own_seq_len=first.seq_len if settings.seq_len is None else None)
     return answered(report, bench, questions, settings.global_batch, progress)
 
 
+def rehearsed(report: Estimate, subject: Subject, everything: bool, progress: Told) -> Estimate:
+    """The report with the rows that are shown confirmed; what cannot be rehearsed is said, and its formula stands."""
+    shown = shown_rows(report, everything=everything)
+    rows, refused = list(report.rows), []
+    for done, row in enumerate(shown):
+        progress("rehearsing", done, len(shown))
+        try:
+            rows[report.rows.index(row)] = rehearsed_row(subject, row, report.cluster)
+        except Problem as problem:
+            refused.append(f"not rehearsed: {problem}")
+    return replace(report, rows=tuple(rows), notes=tuple(dict.fromkeys((*report.notes, *refused))))
+
+
 def answered(
-    report: Estimate, bench: Bench, questions: Questions, global_batch: int | None, progress: Progress
+    report: Estimate, bench: Bench, questions: Questions, global_batch: int | None, progress: Told
 ) -> Estimate:
     """The report with what was asked beside its rows: of the user's own row, else of each that is shown."""
     shown = shown_rows(report, everything=False)
@@ -129,11 +140,18 @@ def answered(
     if questions.lengths is not None:
         progress(f"asking for the lengths of {questions.lengths}")
         found = lengths_answer(bench, best_row(report).plan, questions.lengths)
+    stages: tuple[StageRow, ...] = ()
+    if questions.per_rank:
+        stages = tuple(stage for row in shown for stage in stage_rows(bench.traced(row.plan), row.plan, bench.cluster))
+    if questions.timeline is not None:
+        from dsplan.planner.timelines import write_timeline
+
+        write_timeline(bench.traced(shown[0].plan), shown[0].plan, questions.timeline)
     why = None
     if questions.explain:
         progress("asking what the verdict rests on")
         why = explanation(bench, best_row(report), own=report.own is not None, global_batch=global_batch)
-    return replace(report, answers=tuple(answers), lengths=found, explain=why)
+    return replace(report, answers=tuple(answers), lengths=found, per_rank=stages, explain=why)
 
 
 def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -212,6 +230,7 @@ def merged(reports: Sequence[Estimate]) -> Estimate:
         rows=tuple(row for report in reports for row in report.rows),
         skipped=dict(skipped),
         answers=tuple(answer for report in reports for answer in report.answers),
+        per_rank=tuple(stage for report in reports for stage in report.per_rank),
     )
 
 

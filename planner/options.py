@@ -97,23 +97,48 @@ class Fewest(str, Enum):
     gpus = "gpus"
 
 
+MODEL_GROUP = "The model"
+GPUS_GROUP = "The GPUs"
+VARIED_GROUP = "What is estimated"
+QUESTIONS_GROUP = "Questions"
+REPORT_GROUP = "The report"
+"""Headings of the help of estimate and tune."""
+_HEADINGS = ("Arguments", VARIED_GROUP, GPUS_GROUP, MODEL_GROUP, QUESTIONS_GROUP, REPORT_GROUP, "Options")
+
 ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
         help="8xH100-80GB; 4x8xA100-80GB (nodes x GPUs x kind); 8 (of unknown kind); a .json file; local.",
+        rich_help_panel=GPUS_GROUP,
     ),
 ]
-WorldSizeOption = Annotated[int | None, typer.Option("--world-size", min=1, help="Short for --cluster N.")]
+WorldSizeOption = Annotated[
+    int | None, typer.Option("--world-size", min=1, help="Short for --cluster N.", rich_help_panel=GPUS_GROUP)
+]
 ArgsOption = Annotated[
     str | None,
     typer.Option(
-        "--args", help="HF TrainingArguments, Accelerate, axolotl or LLaMA-Factory file that fills values in."
+        "--args",
+        help="HF TrainingArguments, Accelerate, axolotl or LLaMA-Factory file that fills values in.",
+        rich_help_panel=VARIED_GROUP,
     ),
 ]
 ReserveOption = Annotated[
     str | None,
-    typer.Option("--reserve", help="Of each GPU, left to a neighbour: 2GiB, 500MB.", metavar="BYTES"),
+    typer.Option(
+        "--reserve", help="Of each GPU, left to a neighbour: 2GiB, 500MB.", metavar="BYTES", rich_help_panel=GPUS_GROUP
+    ),
+]
+TraceTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--trace-timeout",
+        help="Seconds that a training script has to come to its first backward (600).",
+        metavar="SECONDS",
+        min=1,
+        rich_help_panel=MODEL_GROUP,
+    ),
 ]
 DefineOption = Annotated[
     list[str] | None,
@@ -121,7 +146,9 @@ DefineOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE"),
+    typer.Option(
+        "--set", help="name=value for build_model(); repeat it.", metavar="NAME=VALUE", rich_help_panel=MODEL_GROUP
+    ),
 ]
 
 
@@ -131,16 +158,24 @@ LoraOption = Annotated[
         "--lora",
         help="Adapters as PEFT's: r=16,targets=all-linear; or targets=q_proj,v_proj; also alpha, dropout, modules_to_save.",
         metavar="KEY=VALUE,...",
+        rich_help_panel=MODEL_GROUP,
     ),
 ]
 QuantizeOption = Annotated[
     QuantizeName | None,
-    typer.Option("--quantize", help="Linear layers as bitsandbytes': nf4 (QLoRA, double quantisation) or int8."),
+    typer.Option(
+        "--quantize",
+        help="Linear layers as bitsandbytes': nf4 (QLoRA, double quantisation) or int8.",
+        rich_help_panel=MODEL_GROUP,
+    ),
 ]
 FreezeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--freeze", help="Parameters or modules that are not trained: 'model.layers.*'; repeat it.", metavar="GLOB"
+        "--freeze",
+        help="Parameters or modules that are not trained: 'model.layers.*'; repeat it.",
+        metavar="GLOB",
+        rich_help_panel=MODEL_GROUP,
     ),
 ]
 LossOption = Annotated[
@@ -149,17 +184,36 @@ LossOption = Annotated[
         "--loss",
         help="plain: the model's own; fused: with the output layer, as Liger's; chunked:N: the logits in N parts.",
         metavar="plain|fused|chunked:N",
+        rich_help_panel=MODEL_GROUP,
     ),
 ]
 AttentionOption = Annotated[
-    AttentionName | None, typer.Option("--attention", help="Attention of a Hugging Face model.")
+    AttentionName | None,
+    typer.Option("--attention", help="Attention of a Hugging Face model.", rich_help_panel=MODEL_GROUP),
 ]
 PackedOption = Annotated[
     bool,
     typer.Option(
-        "--packed", help="Sequences without padding in one row: micro_batch of seq_len each, by flash attention."
+        "--packed",
+        help="Sequences without padding in one row: micro_batch of seq_len each, by flash attention.",
+        rich_help_panel=MODEL_GROUP,
     ),
 ]
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists its options under the headings that they name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[Any]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(param, "rich_help_panel", None) or "Options"
+                groups.setdefault("Arguments" if param.param_type_name == "argument" else heading, []).append(record)
+        for heading, records in sorted(groups.items(), key=lambda group: _HEADINGS.index(group[0])):
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 class LintCommand(TyperCommand):
@@ -219,6 +273,13 @@ def reserve_of(text: str | None) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise Problem(f"--reserve {error}") from error
+
+
+def timeout_of(seconds: float | None) -> float:
+    """Of --trace-timeout."""
+    from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS
+
+    return TRACE_TIMEOUT_SECONDS if seconds is None else seconds
 
 
 def ids_of(text: str | None) -> tuple[str, ...]:

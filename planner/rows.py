@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsplan.planner.memory import device, ledger
+from dsplan.planner.memory import device, ledger, ledgers
 from dsplan.planner.models.load import Subject
 from dsplan.planner.timing import step_time
 from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas import native_support
 from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.estimate import Memory, Row, StepTime
+from dsplan.schemas.estimate import Memory, Row, StageRow, StepTime
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 
@@ -74,6 +74,30 @@ def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
         runnable=runnable(plan),
         ledger=book,
     )
+
+
+def stage_rows(traced: Trace, plan: Plan, cluster: Cluster) -> tuple[StageRow, ...]:
+    """Every pipeline stage of the plan at level formula, in order; all ranks of a stage hold the same. Empty where nothing is traced."""
+    if not traced.segments:
+        return ()
+    books = ledgers(traced, plan)
+    fullest = max(range(len(books)), key=lambda stage: books[stage].allocated_bytes)
+    found = []
+    for stage, book in enumerate(books):
+        memory, verdict = device.device_memory(book, plan, cluster)
+        found.append(
+            StageRow(
+                plan=plan,
+                pp_stage=stage,
+                ranks=plan.layout.ranks // plan.layout.pp,
+                phase=book.peak.phase,
+                where=book.peak.where,
+                memory=memory,
+                verdict=verdict,
+                fullest=stage == fullest,
+            )
+        )
+    return tuple(found)
 
 
 def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 CLEAN, FOUND, COULD_NOT_RUN = 0, 1, 2
 
@@ -32,19 +32,42 @@ def version() -> str:
         return ""
 
 
+class Told(Protocol):
+    """Takes what is being done, and how much `of` it is done where that is counted."""
+
+    def __call__(self, text: str, done: int = 0, of: int | None = None) -> None: ...
+
+
+def quiet(text: str, done: int = 0, of: int | None = None) -> None:
+    """Tells nobody."""
+
+
 class progress:
-    """A spinner on stderr for what takes over two seconds; nothing where stderr is no terminal."""
+    """What is being done, on stderr while it takes; a bar where it is counted. Nothing where stderr is no terminal."""
 
-    def __enter__(self) -> Any:
-        self._status: Any = None
+    def __enter__(self) -> Told:
+        self._bar: Any = None
         if not sys.stderr.isatty():
-            return lambda text: None
+            return quiet
         from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._status = Console(stderr=True).status("starting")
-        self._status.start()
-        return self._status.update
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        task = self._bar.add_task("starting", total=None)
+        self._bar.start()
+
+        def told(text: str, done: int = 0, of: int | None = None) -> None:
+            self._bar.update(task, description=text, completed=done, total=of)
+
+        return told
 
     def __exit__(self, *exception: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._bar is not None:
+            self._bar.stop()

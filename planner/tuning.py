@@ -13,9 +13,10 @@ from typing import Any
 
 from dsplan.planner import estimating
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting
-from dsplan.planner.models.load import Subject, load_subject
+from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject, load_subject
 from dsplan.planner.rows import estimate_row, rehearsed_row
 from dsplan.planner.settings import Flags, Settings
+from dsplan.planner.terminal import Told, quiet
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import read_companion
 from dsplan.schemas.estimate import ModelFacts, Row
@@ -58,14 +59,16 @@ def tune(
     sets: Mapping[str, str] | None = None,
     script_args: Sequence[str] = (),
     adapting: Adapting = AS_IT_IS,
-    progress: estimating.Progress = lambda text: None,
+    trace_timeout_seconds: float = TRACE_TIMEOUT_SECONDS,
+    reserve_bytes: int = 0,
+    progress: Told = quiet,
 ) -> Tuned:
     """The fastest (or smallest) combination of zero_stage, micro_batch, accumulation and recompute that fits.
 
     Global batch, optimizer, precision, clipping and schedule stay those of the config unless named in `free`.
     trials: the K best are rehearsed before the choice. Problem where the cluster's kind is unknown and speed is asked for.
     """
-    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    cluster = (parse_cluster(cluster) if isinstance(cluster, str) else cluster).reserving(reserve_bytes)
     if "optimizer" in free:
         raise Problem(
             "--free optimizer: memory and speed alone cannot tell which optimizer trains as well; name it with --args or in "
@@ -86,7 +89,12 @@ def tune(
         flags = replace(flags, precision=("bf16", "fp16", "fp32"))
     progress(f"loading {model}")
     subject = load_subject(
-        model, sets=sets or {}, seq_len=seq_len, script_args=script_args, adapting=adapting
+        model,
+        sets=sets or {},
+        seq_len=seq_len,
+        script_args=script_args,
+        adapting=adapting,
+        trace_timeout_seconds=trace_timeout_seconds,
     )
     settings = estimating.settle_for(subject, flags, cluster, companion, ds_config, needs_batch=False)
     wanted, origin = _global_batch(settings, subject, cluster, global_batch, free)
@@ -94,7 +102,7 @@ def tune(
     ranked = sorted(rows, key=lambda row: _rank(row, objective))
     refused: list[str] = []
     for index in range(min(trials, len(ranked))):
-        progress(f"rehearsing candidate {index + 1} of {trials}")
+        progress("rehearsing candidates", index, trials)
         try:
             ranked[index] = rehearsed_row(subject, ranked[index], cluster)
         except Problem as problem:
@@ -181,7 +189,7 @@ def _global_batch(
 
 
 def _rows(
-    subject: Subject, settings: Settings, cluster: Cluster, wanted: int | None, progress: estimating.Progress
+    subject: Subject, settings: Settings, cluster: Cluster, wanted: int | None, progress: Told
 ) -> tuple[list[Row], dict[str, int]]:
     rows: list[Row] = []
     skipped: Counter[str] = Counter()

@@ -65,6 +65,8 @@ def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = Fa
     rows = shown_rows(estimate, everything=everything)
     parts = [_head(estimate, rows), _table(estimate, rows, "simple")]
     parts.append(_legend(estimate, rows))
+    if estimate.per_rank:
+        parts.append(_stages(estimate, rows))
     if estimate.explain:
         parts.append(explanation_text(estimate.explain))
     if estimate.answers:
@@ -208,6 +210,58 @@ def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
     for reason, rows_left_out in estimate.skipped.items():
         lines.append(f"left out, {rows_left_out} rows: {reason}")
     return "\n".join(lines)
+
+
+def _stages(estimate: Estimate, rows: Sequence[Row]) -> str:
+    """Every pipeline stage of each row that has several; of the others, a line."""
+    unit, divisor = _unit(rows)
+    headers = (
+        "row",
+        "pp_stage",
+        "ranks",
+        "params",
+        "grads",
+        "optim",
+        "activ",
+        "gathered",
+        "buckets",
+        "temp",
+        "allocated",
+    )
+    cells = []
+    for stage in estimate.per_rank:
+        last = stage.plan.layout.pp - 1
+        end = "" if last == 0 else " first" if stage.pp_stage == 0 else " last" if stage.pp_stage == last else ""
+        memory = stage.memory
+        held = (
+            memory.params_bytes,
+            memory.grads_bytes,
+            memory.optimizer_bytes,
+            memory.activations_bytes,
+            memory.gathered_params_bytes,
+            memory.buckets_bytes,
+            memory.temporary_bytes,
+            memory.allocated_bytes,
+        )
+        cells.append(
+            [
+                row_name(stage.plan),
+                f"{stage.pp_stage}{end}",
+                str(stage.ranks),
+                *(in_unit(value, divisor) for value in held),
+                gib(memory.device_bytes),
+                stage.verdict + (", the fullest" if stage.fullest and last else ""),
+                stage.where,
+            ]
+        )
+    table = tabulate(
+        cells,
+        headers=(*headers, "device GiB", "verdict", "peak in"),
+        tablefmt="simple",
+        disable_numparse=True,
+        colalign=("left", "left", *("right",) * 10, "left", "left"),
+    )
+    return f"per pipeline stage, {unit} on each of its ranks, which are alike (formula):\n\n{table}"
 
 
 def _formulas(row: Row) -> str:

@@ -20,6 +20,9 @@ class Questions:
     fewest_gpus: bool = False
     lengths: str | None = None
     """A file with a sequence length a line."""
+    per_rank: bool = False
+    timeline: str | None = None
+    """A file to write the first row's timeline to."""
     explain: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dsplan.schemas.answers import Explanation, LengthsAnswer, Reach
+from dsplan.schemas.answers import Explanation, LengthsAnswer, Reach, plan_key
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.ledger import Ledger, Level
 from dsplan.schemas.plan import Engine, Plan
@@ -101,6 +101,33 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """What the ranks of one pipeline stage of a plan hold, all alike."""
+
+    plan: Plan
+    pp_stage: int
+    ranks: int
+    """How many there are: dp x tp x sp."""
+    phase: str
+    where: str
+    memory: Memory
+    verdict: Verdict
+    fullest: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "row": plan_key(self.plan),
+            "pp_stage": self.pp_stage,
+            "ranks": self.ranks,
+            "phase": self.phase,
+            "where": self.where,
+            "memory": asdict(self.memory),
+            "verdict": self.verdict,
+            "fullest": self.fullest,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The whole report. `own` is the index of the row that is the user's own configuration, if any."""
 
@@ -119,6 +146,8 @@ class Estimate:
     answers: tuple[Reach, ...] = ()
     """To --max and --min: of the user's own row, else of each row shown."""
     lengths: LengthsAnswer | None = None
+    per_rank: tuple[StageRow, ...] = ()
+    """Of each row shown, stage by stage."""
     explain: Explanation | None = None
     """Of the user's own row, else of the first that is shown."""
 
@@ -129,6 +158,8 @@ class Estimate:
             more["answers"] = [answer.to_json() for answer in self.answers]
         if self.lengths:
             more["lengths"] = self.lengths.to_json()
+        if self.per_rank:
+            more["per_rank"] = [stage.to_json() for stage in self.per_rank]
         if self.explain:
             more["explain"] = self.explain.to_json()
         return {

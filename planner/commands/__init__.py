@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsplan.planner.options import LintCommand
+from dsplan.planner.options import GroupedCommand, LintCommand
 
 _SCRIPT_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": False}
 _LINE_FOLLOWS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -14,8 +14,8 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "check": {"context_settings": _LINE_FOLLOWS},
     "resolve": {},
     "diff": {},
-    "estimate": {"context_settings": _SCRIPT_ARGUMENTS},
-    "tune": {"context_settings": _SCRIPT_ARGUMENTS},
+    "estimate": {"cls": GroupedCommand, "context_settings": _SCRIPT_ARGUMENTS},
+    "tune": {"cls": GroupedCommand, "context_settings": _SCRIPT_ARGUMENTS},
     "launch": {"context_settings": _LINE_FOLLOWS},
     "explain": {},
     "rules": {},

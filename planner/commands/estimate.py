@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 import typer
 from dsplan.planner.options import (
+    QUESTIONS_GROUP,
+    REPORT_GROUP,
+    VARIED_GROUP,
     ArgsOption,
     AttentionOption,
     ClusterOption,
@@ -22,39 +25,53 @@ from dsplan.planner.options import (
     RecomputeName,
     ReserveOption,
     SetOption,
+    TraceTimeoutOption,
     WorldSizeOption,
     cluster_of,
     flags_of,
     reserve_of,
     sets_of,
     this_machine,
+    timeout_of,
     value_of,
 )
 from dsplan.planner.terminal import CLEAN, FOUND, error, note, progress
 from dsplan.schemas.answers import Questions
 
 
+def _varied(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=VARIED_GROUP, **more)
+
+
+def _question(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=QUESTIONS_GROUP, **more)
+
+
+def _report(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=REPORT_GROUP, **more)
+
+
 def estimate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="model.py[:NAME], a training script, or a HF config.json or folder.")],
-    config: Annotated[str | None, typer.Option("--config", help="Your DeepSpeed JSON.")] = None,
+    config: Annotated[str | None, _varied("--config", "Your DeepSpeed JSON: its row comes first and decides.")] = None,
     args: ArgsOption = None,
+    zero: Annotated[str | None, _varied("--zero", "ZeRO stages, by comma: 0,1,2,3.")] = None,
+    precision: Annotated[str | None, _varied("--precision", "fp32,fp16,bf16.")] = None,
+    tp: Annotated[str | None, _varied("--tp", "Tensor-parallel degrees, by comma.")] = None,
+    pp: Annotated[str | None, _varied("--pp", "Pipeline-parallel degrees, by comma.")] = None,
+    micro_batch: Annotated[int | None, _varied("--micro-batch", "Samples per GPU per forward.", min=1)] = None,
+    accumulation: Annotated[int | None, _varied("--accumulation", "Micro-batches per step.", min=1)] = None,
+    seq_len: Annotated[int | None, _varied("--seq-len", "Tokens per sample.", min=1)] = None,
+    recompute: Annotated[
+        RecomputeName | None, _varied("--recompute", "Activation checkpointing: of each block, or of attention alone.")
+    ] = None,
+    offload: Annotated[OffloadName | None, _varied("--offload", "What lives on the host.")] = None,
+    optimizer: Annotated[str | None, _varied("--optimizer", "adamw, sgd, adamw-8bit, ...")] = None,
+    engine: Annotated[EngineChoice | None, _varied("--engine", "deepspeed with --config, else native.")] = None,
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
-    zero: Annotated[str | None, typer.Option("--zero", help="ZeRO stages, by comma: 0,1,2,3.")] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="fp32,fp16,bf16.")] = None,
-    tp: Annotated[str | None, typer.Option("--tp", help="Tensor-parallel degrees, by comma.")] = None,
-    pp: Annotated[str | None, typer.Option("--pp", help="Pipeline-parallel degrees, by comma.")] = None,
-    micro_batch: Annotated[int | None, typer.Option("--micro-batch", min=1)] = None,
-    accumulation: Annotated[int | None, typer.Option("--accumulation", min=1)] = None,
-    seq_len: Annotated[int | None, typer.Option("--seq-len", min=1)] = None,
-    recompute: Annotated[RecomputeName | None, typer.Option("--recompute")] = None,
-    offload: Annotated[OffloadName | None, typer.Option("--offload")] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", help="adamw, sgd, ...")] = None,
-    engine: Annotated[EngineChoice | None, typer.Option("--engine")] = None,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Confirm the rows shown by running the engine on fake tensors.")
-    ] = False,
+    reserve: ReserveOption = None,
     sets: SetOption = None,
     lora: LoraOption = None,
     quantize: QuantizeOption = None,
@@ -62,29 +79,32 @@ def estimate(
     loss: LossOption = None,
     attention: AttentionOption = None,
     packed: PackedOption = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show every row.")] = False,
-    formulas: Annotated[bool, typer.Option("--formulas", help="Print each item's formula with its numbers.")] = False,
-    expression: Annotated[
-        str | None,
-        typer.Option("--assert", help="'device_bytes <= 72GiB': exit 1 where it does not hold."),
-    ] = None,
+    trace_timeout: TraceTimeoutOption = None,
     most: Annotated[
-        list[Most] | None,
-        typer.Option(
-            "--max", help="How large it may be and still fit; for your own row, else for each shown. Repeat it."
-        ),
+        list[Most] | None, _question("--max", "The largest that fits: of your own row, else of each shown. Repeat it.")
     ] = None,
     fewest: Annotated[
-        Fewest | None, typer.Option("--min", help="On how few GPUs it fits: dp grows, micro_batch stays.")
+        Fewest | None, _question("--min", "The fewest GPUs on which it fits: dp grows, micro_batch stays.")
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(
-            "--lengths", help="Sequence lengths, one a line: the worst batch, and the share over.", metavar="FILE"
-        ),
+        _question("--lengths", "Sequence lengths, one a line: the worst batch, and the steps over.", metavar="FILE"),
     ] = None,
-    reserve: ReserveOption = None,
-    format: Annotated[EstimateFormat, typer.Option("--format")] = EstimateFormat.text,
+    expression: Annotated[
+        str | None,
+        _question("--assert", "'device_bytes <= 72GiB': exit 1 where it does not hold.", metavar="EXPR"),
+    ] = None,
+    rehearse: Annotated[
+        bool, _question("--rehearse", "Confirm the rows shown by running the engine on fake tensors.")
+    ] = False,
+    everything: Annotated[bool, _report("--all", "Show every row.")] = False,
+    formulas: Annotated[bool, _report("--formulas", "Print each item's formula with its numbers.")] = False,
+    per_rank: Annotated[bool, _report("--per-rank", "Show every pipeline stage's ranks beside the fullest.")] = False,
+    timeline: Annotated[
+        str | None,
+        _report("--timeline", "Write the first row's live bytes over a step as a Chrome trace.", metavar="FILE"),
+    ] = None,
+    format: Annotated[EstimateFormat, _report("--format", "What stdout holds.")] = EstimateFormat.text,
 ) -> None:
     """Bytes and seconds per GPU, for each ZeRO stage x precision x parallel split.
 
@@ -94,16 +114,28 @@ def estimate(
     from dsplan.planner.models.adapting import adapting_of
 
     assertion = parse_assertion(expression) if expression is not None else None
-    reserve_bytes = reserve_of(reserve)
     questions = Questions(
         most=tuple(dict.fromkeys(value.value for value in most or ())),
         fewest_gpus=fewest is not None,
         lengths=lengths,
+        per_rank=per_rank,
+        timeline=timeline,
         explain=True,
     )
+    options: dict[str, Any] = {
+        "cluster": cluster_of(cluster, world_size) or this_machine(),
+        "config": config,
+        "args": args,
+        "sets": sets_of(sets),
+        "script_args": context.args,
+        "adapting": adapting_of(lora, value_of(quantize), freeze, loss, value_of(attention), packed),
+        "trace_timeout_seconds": timeout_of(trace_timeout),
+        "reserve_bytes": reserve_of(reserve),
+        "rehearse": rehearse,
+        "everything": everything,
+        "questions": questions,
+    }
     flags = flags_of(zero, precision, tp, pp, micro_batch, accumulation, seq_len, recompute, offload, optimizer)
-    adapting = adapting_of(lora, value_of(quantize), freeze, loss, value_of(attention), packed)
-    chosen = cluster_of(cluster, world_size) or this_machine()
     engines: tuple[Any, ...] = (
         ("native", "deepspeed") if engine is EngineChoice.both else (engine.value if engine else None,)
     )
@@ -114,22 +146,7 @@ def estimate(
         from dsplan.reports import estimate_table
 
         reports = [
-            estimating.estimate(
-                model,
-                cluster=chosen,
-                config=config,
-                args=args,
-                flags=replace(flags, engine=name),
-                sets=sets_of(sets),
-                script_args=context.args,
-                adapting=adapting,
-                rehearse=rehearse,
-                show=None if everything or format is EstimateFormat.json else estimate_table.MOST_ROWS,
-                questions=questions,
-                reserve_bytes=reserve_bytes,
-                progress=told,
-            )
-            for name in engines
+            estimating.estimate(model, flags=replace(flags, engine=name), progress=told, **options) for name in engines
         ]
     for text in dict.fromkeys(text for report in reports for text in report.notes):
         note(text)

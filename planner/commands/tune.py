@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 from dsplan.planner.options import (
+    REPORT_GROUP,
+    VARIED_GROUP,
     ArgsOption,
     AttentionOption,
     ClusterOption,
@@ -17,11 +19,15 @@ from dsplan.planner.options import (
     Objective,
     PackedOption,
     QuantizeOption,
+    ReserveOption,
     SetOption,
     TextOrJson,
+    TraceTimeoutOption,
     WorldSizeOption,
     cluster_of,
+    reserve_of,
     sets_of,
+    timeout_of,
     value_of,
 )
 from dsplan.planner.terminal import CLEAN, FOUND, note, progress
@@ -33,20 +39,34 @@ def tune(
     model: Annotated[str, typer.Argument(help="As for estimate.")],
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
-    config: Annotated[str | None, typer.Option("--config", help="Your DeepSpeed JSON: what it says stays.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="Your DeepSpeed JSON: what it says stays.", rich_help_panel=VARIED_GROUP),
+    ] = None,
     args: ArgsOption = None,
-    global_batch: Annotated[int | None, typer.Option("--global-batch", min=1)] = None,
+    global_batch: Annotated[
+        int | None, typer.Option("--global-batch", min=1, help="Samples per step.", rich_help_panel=VARIED_GROUP)
+    ] = None,
     free: Annotated[
         str | None,
         typer.Option(
             "--free",
             help="What may change although the config says it, by comma: global_batch, precision.",
+            rich_help_panel=VARIED_GROUP,
         ),
     ] = None,
-    objective: Annotated[Objective, typer.Option("--objective")] = Objective.throughput,
-    trials: Annotated[int, typer.Option("--trials", min=0, help="Rehearse the K best before choosing.")] = 0,
-    engine: Annotated[EngineName | None, typer.Option("--engine")] = None,
-    seq_len: Annotated[int | None, typer.Option("--seq-len", min=1)] = None,
+    objective: Annotated[
+        Objective, typer.Option("--objective", help="What is best.", rich_help_panel=VARIED_GROUP)
+    ] = Objective.throughput,
+    trials: Annotated[
+        int, typer.Option("--trials", min=0, help="Rehearse the K best before choosing.", rich_help_panel=VARIED_GROUP)
+    ] = 0,
+    engine: Annotated[
+        EngineName | None, typer.Option("--engine", help="native unless said.", rich_help_panel=VARIED_GROUP)
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", min=1, help="Tokens per sample.", rich_help_panel=VARIED_GROUP)
+    ] = None,
     sets: SetOption = None,
     lora: LoraOption = None,
     quantize: QuantizeOption = None,
@@ -54,8 +74,15 @@ def tune(
     loss: LossOption = None,
     attention: AttentionOption = None,
     packed: PackedOption = False,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for plan.json and ds_config.json.")] = Path(),
-    format: Annotated[TextOrJson, typer.Option("--format")] = TextOrJson.text,
+    trace_timeout: TraceTimeoutOption = None,
+    reserve: ReserveOption = None,
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="Folder for plan.json and ds_config.json.", rich_help_panel=REPORT_GROUP),
+    ] = Path(),
+    format: Annotated[
+        TextOrJson, typer.Option("--format", help="What stdout holds.", rich_help_panel=REPORT_GROUP)
+    ] = TextOrJson.text,
 ) -> None:
     """Which configuration is best? Writes plan.json and ds_config.json. Exit 1 where nothing fits."""
     from dsplan.planner.models.adapting import adapting_of
@@ -81,6 +108,8 @@ def tune(
             sets=sets_of(sets),
             script_args=context.args,
             adapting=adapting,
+            trace_timeout_seconds=timeout_of(trace_timeout),
+            reserve_bytes=reserve_of(reserve),
             progress=told,
         )
     for text in tuned.notes:
