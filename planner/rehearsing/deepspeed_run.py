@@ -1,0 +1,82 @@
+"""Real DeepSpeed, run for three steps on fake tensors in a fake process group."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from dsplan.planner.models.blaming import user_code
+from dsplan.planner.models.load import ModelSubject
+from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
+from dsplan.planner.rehearsing.deepspeed_aids import GPU, OnGpu, deepspeed_on_fake_ranks
+from dsplan.planner.rehearsing.deepspeed_config import accumulation_of, client_optimizer, config_of
+from dsplan.planner.rehearsing.deepspeed_watch import DeepSpeedWatch
+from dsplan.planner.rehearsing.modes import Answers, Kernels
+from dsplan.planner.rehearsing.rehearsal import Rehearsal
+from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
+from dsplan.runtime.recompute import apply_recompute
+from dsplan.schemas.plan import Plan
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+STEPS = 3
+"""The first step makes states and records the order of parameters (stage 3), the second prefetches by it; the last is watched."""
+
+
+def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = None) -> Rehearsal:
+    """The last of STEPS optimizer steps of rank 0. config: the user's own DeepSpeed configuration, over which the plan is laid.
+
+    The process must have no process group, and DS_ACCELERATOR must not have chosen another accelerator before.
+    """
+    model = copy.deepcopy(subject.module)
+    accumulation = accumulation_of(plan)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    stand = fakes(mode, torch.float32, str(GPU))
+    watch = DeepSpeedWatch()
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        deepspeed_on_fake_ranks(plan.layout.ranks) as deepspeed,
+        lent_weights(model, stand),
+        user_code(subject.file, "the model raised"),
+        mode,
+        watch.tracker,
+        Answers(),
+        OnGpu(),
+        Kernels(),
+    ):
+        for tensor in [*model.parameters(), *model.buffers()]:
+            watch.tracker.add(tensor.detach(), "params")
+        apply_recompute(model, plan.recompute)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=client_optimizer(plan, config, model),
+            model_parameters=[param for param in model.parameters() if param.requires_grad],
+            config=config_of(plan, config, accumulation),
+            dist_init_required=False,
+        )
+        watch.follow(engine)
+        batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
+        inputs = inputs_of(batch)
+        for tensor in inputs.tensors:
+            watch.tracker.relabel(tensor, "activations")
+        for step in range(STEPS):
+            if step == STEPS - 1:
+                watch.begin()
+            for _ in range(accumulation):
+                watch.enter("forward")
+                with torch.device(GPU):
+                    output = inputs.feed(engine)
+                    loss, _notes = loss_of(subject, output, batch)
+                del output  # as in a loop that keeps its batch and its loss
+                watch.enter("backward")
+                engine.backward(loss)
+                watch.enter("step")
+                engine.step()
+            del loss
+        watch.end()
+        engine.destroy()
+        return watch.rehearsal(plan.layout.ranks, whole=accumulation == plan.accumulation)
