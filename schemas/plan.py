@@ -30,6 +30,8 @@ class Plan:
     knobs: ZeroKnobs = field(default_factory=ZeroKnobs)
     built: Built = "host"
     schedule: PipelineSchedule = "1f1b"
+    sequence_parallel: bool = False
+    """Megatron's, with tp: what tp does not divide is split along the sequence."""
     virtual_stages: int = 1
     """Model chunks per pipeline rank, under schedule interleaved."""
 

@@ -15,9 +15,11 @@ def ledger(trace: Trace, plan: Plan) -> Ledger:
     """The formula's ledger of the fullest rank.
 
     The trace must be of the plan's precision, micro_batch and recompute. Without segments in it (no sample batch) the
-    ledger has the moment of the step alone, without activations.
+    ledger has the moments of loading and of the step alone, without activations.
     """
-    return max(ledgers(trace, plan), key=lambda book: book.allocated_bytes)
+    if plan.engine == "native":
+        return native.ledger(trace, plan)
+    return max(deepspeed.ledgers(trace, plan), key=lambda book: book.allocated_bytes)
 
 
 def ledgers(trace: Trace, plan: Plan) -> tuple[Ledger, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
+from dsplan.schemas.choices import PipelineSchedule
 from dsplan.schemas.layout import Layout
-from dsplan.schemas.ledger import Category, MemoryItem, Moment, Phase
-from dsplan.schemas.trace import Segment, Trace
-from dsplan.schemas.units import size
+from dsplan.schemas.ledger import Category, MemoryItem
+from dsplan.schemas.trace import Segment, Trace, Unit
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.int64]
@@ -18,15 +19,44 @@ START, DURING, END = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
+class Visits:
+    """Which units were visited up to each segment: visits @ values by unit -> sums by segment.
+
+    As a matrix [segment, unit] it would grow with the square of the blocks; units come in an order, so a running sum does.
+    """
+
+    order: NDArray[np.int64]
+    """-1, then units by their first visit in forward, then those in backward."""
+    upto: NDArray[np.int64]
+    since: NDArray[np.int64]
+    """By segment: the sum runs over order[since + 1 : upto + 1]."""
+    again: NDArray[np.int64] | None
+    """By segment: the unit that is visited once more and so is not counted, or -1. None: there is none at all."""
+
+    def __matmul__(self, values: Bytes) -> Bytes:
+        """values by unit, with 0 as their last entry."""
+        running = values[self.order].cumsum()
+        found: Bytes = running[self.upto] - running[self.since]
+        return found if self.again is None else found - values[self.again]
+
+    def of(self, segments: NDArray[np.int64]) -> Visits:
+        again = None if self.again is None else self.again[segments]
+        return Visits(self.order, self.upto[segments], self.since[segments], again)
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
-    """Rows of one pipeline stage. A segment has a START row, a DURING row per point, and an END row.
+    """Rows of one pipeline stage, without those that cannot be the peak (`ends_of_runs`). A segment has a START row, a DURING row per point, and an END row.
 
     START and END are the moments in which the engine works around the segment (gathers before, reduces after).
     Arrays by row: segment, kind, activation, split, grad. Arrays by segment: unit, backward, and neighbours as unit
     indices, -1 where there is none.
     """
 
+    pp: int
     pp_stage: int
+    like: int
+    """The first stage that is the same in all but its place."""
     units: tuple[int, ...]
     """Units that this stage holds: the blocks of its cut, and 0 where it holds parts outside the blocks."""
     segment: NDArray[np.int64]
@@ -36,10 +66,14 @@ class Timeline:
     activation: Bytes
     """Of one micro-batch of this stage alone."""
     split: Bytes
+    alone: Bytes
+    """The same where nothing is saved for backward: what the segment itself makes, and what it was given."""
     grad: Bytes
     saved_bytes: int
     """Activations that one more micro-batch in flight keeps; `saved_split_bytes` is the part that tp divides."""
     saved_split_bytes: int
+    left_bytes: int
+    """Activations at the end of backward: inputs, and what the loop still holds."""
     names: tuple[str, ...]
     """By segment, for people."""
     unit: NDArray[np.int64]
@@ -50,10 +84,10 @@ class Timeline:
     """In backward: the block whose backward comes next."""
     reduced_before: NDArray[np.int64]
     """In backward: the unit whose gradients were reduced last."""
-    block_visits: NDArray[np.int64]
-    """[segment, unit] -> 1 where that block's forward (or backward) began before or in this segment."""
-    block_done: NDArray[np.int64]
-    """[segment, unit] -> 1 where that block's forward (or backward) ended before this segment."""
+    block_visits: Visits
+    """@ values by unit: the sum over blocks whose forward (or backward) began before or in each segment."""
+    block_done: Visits
+    """@ values by unit: the sum over blocks whose forward (or backward) ended before each segment."""
     root_grad: Bytes
     """By segment: gradients of the parts outside the blocks that earlier segments left."""
 
@@ -74,23 +108,6 @@ class Layer:
     why: Callable[[int], str] | str
 
 
-def peaks(timeline: Timeline, layers: list[Layer]) -> list[Moment]:
-    """The fullest row of forward and of backward, as moments."""
-    total = np.zeros(len(timeline.segment), dtype=np.int64)
-    for layer in layers:
-        total += layer.bytes
-    backward = timeline.backward[timeline.segment]
-    moments = []
-    phases: tuple[tuple[Phase, NDArray[np.bool_]], ...] = (("forward", ~backward), ("backward", backward))
-    for phase, mask in phases:
-        if mask.any():
-            row = int(np.argmax(np.where(mask, total, -1)))
-            segment, kind = int(timeline.segment[row]), int(timeline.kind[row])
-            where = f"{('before ', '', 'after ')[kind]}{phase} of {timeline.names[segment]}"
-            moments.append(Moment(phase=phase, where=where, items=items_at(layers, row)))
-    return moments
-
-
 def items_at(layers: list[Layer], row: int) -> tuple[MemoryItem, ...]:
     """The layers that hold bytes at that row, as ledger items."""
     items = []
@@ -102,27 +119,19 @@ def items_at(layers: list[Layer], row: int) -> tuple[MemoryItem, ...]:
     return tuple(items)
 
 
-def activation_layer(timeline: Timeline, layout: Layout, accumulation: int) -> Layer:
-    """Activations of the running micro-batch, and of those that wait in the pipeline.
+def in_flight(layout: Layout, pp_stage: int, micro_batches: int, schedule: PipelineSchedule, chunks: int) -> Fraction:
+    """Micro-batches whose activations a pipeline stage holds at once; interleaved stages hold parts of them.
 
-    1F1B keeps min(pp - pp_stage, micro-batches) in flight. Source: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.
+    GPipe: all of them. 1F1B: pp - pp_stage. Interleaved, over `chunks` parts of 1/chunks of the stage each: as many parts as
+    are warmed up, and the running one. Source: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2; Megatron-LM,
+    megatron/core/pipeline_parallel/schedules.py, get_pp_rank_microbatches; Korthikanti et al. 2022 (arXiv:2205.05198), 4.2.3.
     """
-    waiting = min(layout.pp - timeline.pp_stage, accumulation) - 1
-    tp = layout.tp
-
-    def divided(whole: Bytes, split: Bytes) -> Bytes:
-        return whole if tp == 1 else whole - split + -(-split // tp)
-
-    saved = timeline.saved_bytes - timeline.saved_split_bytes + -(-timeline.saved_split_bytes // tp)
-    held = divided(timeline.activation, timeline.split) + waiting * saved
-
-    def why(row: int) -> str:
-        text = f"traced {size(int(timeline.activation[row]))}"
-        if tp > 1:
-            text += f", of which {size(int(timeline.split[row]))} / tp {tp}"
-        return text + (f", + {waiting} micro-batches in flight x {size(saved)}" if waiting else "")
-
-    return Layer("activations", held, why)
+    if layout.pp == 1 or schedule == "gpipe":
+        return Fraction(micro_batches if layout.pp > 1 else 1)
+    if schedule == "interleaved" and chunks > 1:
+        warm = 2 * (layout.pp - pp_stage - 1) + (chunks - 1) * layout.pp
+        return Fraction(min(warm + 1, micro_batches * chunks), chunks)
+    return Fraction(min(layout.pp - pp_stage, micro_batches))
 
 
 def one_gradient(timeline: Timeline, own: Bytes, outside: Bytes, largest: Bytes, unit_bytes: Bytes) -> Bytes:
@@ -149,12 +158,24 @@ def timelines(trace: Trace, pp: int) -> tuple[Timeline, ...]:
     if found is None or found[0] is not trace:
         if len(_remembered) > 256:
             _remembered.clear()
-        stages = tuple(_timeline(trace, pp, stage) for stage in range(pp)) if trace.segments else ()
+        stages: tuple[Timeline, ...] = ()
+        first: dict[object, int] = {}
+        for number in range(pp) if trace.segments else ():
+            stage = _timeline(trace, pp, number)
+            stages += (replace(stage, like=first.setdefault(_looks(trace, stage), number)),)
         found = _remembered[key] = (trace, stages)
     return found[1]
 
 
 _remembered: dict[tuple[int, int], tuple[Trace, tuple[Timeline, ...]]] = {}
+
+
+def _looks(trace: Trace, stage: Timeline) -> object:
+    """Equal for stages that hold the same bytes, but for micro-batches in flight."""
+    kinds = tuple(unit_shape(trace.units[unit]) for unit in stage.units if unit)
+    part = 0 if stage.pp_stage == 0 else 2 if stage.pp_stage == stage.pp - 1 else 1
+    arrays = (stage.activation, stage.split, stage.alone, stage.grad, stage.segment, stage.kind, stage.backward)
+    return (part, kinds, stage.saved_bytes, stage.left_bytes, *(array.tobytes() for array in arrays))
 
 
 def block_cut(blocks: int, pp: int) -> list[range]:
@@ -166,20 +187,15 @@ def block_cut(blocks: int, pp: int) -> list[range]:
 
 def _timeline(trace: Trace, pp: int, pp_stage: int) -> Timeline:
     cut = block_cut(len(trace.blocks), pp)[pp_stage]
-    kept = [segment for segment, stage in zip(trace.segments, _stage_of(trace, pp), strict=True) if stage == pp_stage]
+    kept = [segment for segment, stage in zip(trace.segments, stages_of(trace, pp), strict=True) if stage == pp_stage]
     first_forward = next(segment for segment in kept if segment.phase == "forward")
     last_forward = [segment for segment in kept if segment.phase == "forward"][-1]
     base, base_split, boundary = 0, 0, 0
     if pp_stage:
         # what earlier stages saved is theirs; this stage receives its input, as large as that of the first block
-        first_block = next(s for s in trace.segments if s.unit and s.phase == "forward")
+        opening = next(s for s in trace.segments if s.unit and s.phase == "forward")
         base, base_split = first_forward.start.activation_bytes, first_forward.start.split_bytes
-        boundary = first_block.start.activation_bytes
-    points = []
-    for index, segment in enumerate(kept):
-        points.append((index, START, segment.start))
-        points += [(index, DURING, point) for point in segment.points]
-        points.append((index, END, segment.end))
+        boundary = opening.start.activation_bytes
     held_root = 0
     root_grad, carried = [], []
     for segment in kept:
@@ -188,42 +204,99 @@ def _timeline(trace: Trace, pp: int, pp_stage: int) -> Timeline:
         carried.append(max(0, held_root - segment.start.grad_bytes) if outside else 0)
         root_grad.append(0 if outside else held_root)
         held_root = segment.end.grad_bytes + carried[-1] if outside else held_root
-    unit = np.array([segment.unit for segment in kept], dtype=np.int64)
-    backward = np.array([segment.phase == "backward" for segment in kept])
     gathered_before, next_block, reduced_before = _neighbours(kept)
-    visits = np.zeros((len(kept), len(trace.units) + 1), dtype=np.int64)
-    done = np.zeros_like(visits)
-    for index, segment in enumerate(kept):
-        if index and kept[index - 1].phase == segment.phase:
-            visits[index] = visits[index - 1]
-            done[index] = visits[index - 1]
-        if segment.unit:
-            visits[index, segment.unit] = 1
-            done[index, segment.unit] = 0
+    visits, done = _visits(kept)
+    chosen = list(range(len(kept))) if done.again is not None else ends_of_runs(trace, kept, root_grad, carried)
+    points = []
+    for index, number in enumerate(chosen):
+        segment = kept[number]
+        points.append((index, START, segment.start))
+        points += [(index, DURING, point) for point in segment.points]
+        points.append((index, END, segment.end))
+    pick = np.array(chosen, dtype=np.int64)
+    last = kept[-1].end
+    first_block = next((s for s in trace.segments if s.unit and s.phase == "forward"), first_forward)
+    given = first_block.start.activation_bytes  # inputs, and what is handed from block to block
     return Timeline(
+        pp=pp,
         pp_stage=pp_stage,
+        like=pp_stage,
         units=((0,) if pp_stage in (0, pp - 1) else ()) + tuple(cut),
         segment=np.array([index for index, _, _ in points], dtype=np.int64),
         kind=np.array([kind for _, kind, _ in points], dtype=np.int64),
-        place=np.array([kind * len(kept) + index for index, kind, _ in points], dtype=np.int64),
+        place=np.array([kind * len(chosen) + index for index, kind, _ in points], dtype=np.int64),
         activation=np.array([p.activation_bytes - base + boundary for _, _, p in points], dtype=np.int64).clip(min=0),
         split=np.array([p.split_bytes - base_split for _, _, p in points], dtype=np.int64).clip(min=0),
-        grad=np.array([point.grad_bytes + carried[index] for index, _, point in points], dtype=np.int64),
+        alone=np.array(
+            [given + p.activation_bytes - kept[chosen[i]].start.activation_bytes for i, _, p in points]
+        ).clip(min=0),
+        grad=np.array([point.grad_bytes + carried[chosen[index]] for index, _, point in points], dtype=np.int64),
         saved_bytes=max(0, last_forward.end.activation_bytes - base + boundary),
         saved_split_bytes=max(0, last_forward.end.split_bytes - base_split),
-        names=tuple(trace.units[s.unit].name or "the parts outside the blocks" for s in kept),
-        unit=unit,
-        backward=backward,
-        gathered_before=gathered_before,
-        next_block=next_block,
-        reduced_before=reduced_before,
-        block_visits=visits,
-        block_done=done,
-        root_grad=np.array(root_grad, dtype=np.int64),
+        left_bytes=max(0, last.activation_bytes - base + boundary),
+        names=tuple(trace.units[kept[index].unit].name or "the parts outside the blocks" for index in chosen),
+        unit=np.array([kept[index].unit for index in chosen], dtype=np.int64),
+        backward=np.array([kept[index].phase == "backward" for index in chosen]),
+        gathered_before=gathered_before[pick],
+        next_block=next_block[pick],
+        reduced_before=reduced_before[pick],
+        block_visits=visits.of(pick),
+        block_done=done.of(pick),
+        root_grad=np.array(root_grad, dtype=np.int64)[pick],
     )
 
 
-def _stage_of(trace: Trace, pp: int) -> list[int]:
+LONGEST_PERIOD = 6
+"""Blocks of one kind may take turns with others; runs of up to so many segments that repeat are found."""
+
+
+def ends_of_runs(trace: Trace, kept: list[Segment], root_grad: list[int], carried: list[int]) -> list[int]:
+    """The segments that can hold a peak: of equal ones in a row, the first and last two.
+
+    In a run of equal blocks whose bytes grow by the same from one to the next, every engine's bytes change by the same too,
+    so that none in the middle exceeds both ends.
+    """
+    shapes = [unit_shape(unit) for unit in trace.units]
+    keys = [(s.phase, s.unit == 0, shapes[s.unit], len(s.points)) for s in kept]
+    values = [
+        (
+            *(n for p in (s.start, *s.points, s.end) for n in (p.activation_bytes, p.split_bytes, p.grad_bytes)),
+            root_grad[index],
+            carried[index],
+        )
+        for index, s in enumerate(kept)
+    ]
+
+    def growth(index: int, period: int) -> tuple[int, ...]:
+        return tuple(after - before for after, before in zip(values[index], values[index - period], strict=True))
+
+    chosen: list[int] = []
+    index = 0
+    while index < len(kept):
+        length, period = 1, 1
+        for tried in range(1, LONGEST_PERIOD + 1):
+            end = index + tried
+            while end < len(kept) and keys[end] == keys[end - tried]:
+                steady = end - tried < index + tried or growth(end, tried) == growth(end - tried, tried)
+                if not steady:
+                    break
+                end += 1
+            if end - index > max(length, 4 * tried):
+                length, period = end - index, tried
+                break
+        run = range(index, index + length)
+        ends = 2 * period
+        chosen += run if length <= 2 * ends else [*run[:ends], *run[-ends:]]
+        index += length
+    return chosen
+
+
+def unit_shape(unit: Unit) -> tuple[tuple[object, ...], ...]:
+    """All of a unit's parameters that bytes depend on: units of equal shape hold, gather and reduce the same."""
+    return tuple((p.shape, p.dtype_bytes, p.trainable, p.tp_dim, p.stored_bytes) for p in unit.params)
+
+
+def stages_of(trace: Trace, pp: int) -> list[int]:
     """The pipeline stage of each segment: blocks by the cut, other parts with the block that follows them in forward."""
     cuts = block_cut(len(trace.blocks), pp)
     of_unit = {unit: stage for stage, cut in enumerate(cuts) for unit in cut}
@@ -244,18 +317,38 @@ def _stage_of(trace: Trace, pp: int) -> list[int]:
     return stages
 
 
+def _visits(kept: list[Segment]) -> tuple[Visits, Visits]:
+    """Of the segments themselves, and of what was over before each."""
+    order, upto, before, since, again = [-1], [], [], [], []
+    seen: set[int] = set()
+    start, phase = 0, ""
+    for segment in kept:
+        if segment.phase != phase:
+            start, phase, seen = len(order) - 1, segment.phase, set()
+        before.append(len(order) - 1)
+        again.append(segment.unit if segment.unit in seen else -1)
+        if segment.unit and segment.unit not in seen:
+            seen.add(segment.unit)
+            order.append(segment.unit)
+        upto.append(len(order) - 1)
+        since.append(start)
+    units, low = np.array(order), np.array(since)
+    repeated = np.array(again) if any(unit >= 0 for unit in again) else None
+    return Visits(units, np.array(upto), low, None), Visits(units, np.array(before), low, repeated)
+
+
 def _neighbours(kept: list[Segment]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     before, coming, reduced = [], [], []
+    following = -1
+    for segment in reversed(kept):
+        coming.append(following if segment.phase == "backward" else -1)
+        if segment.unit and segment.phase == "backward":
+            following = segment.unit
+    coming.reverse()
     gathered, last_reduced = 0, -1
-    for index, segment in enumerate(kept):
+    for segment in kept:
         before.append(gathered)
         reduced.append(last_reduced if segment.phase == "backward" else -1)
-        later = (
-            [s.unit for s in kept[index + 1 :] if s.phase == "backward" and s.unit]
-            if segment.phase == "backward"
-            else []
-        )
-        coming.append(later[0] if later else -1)
         if segment.unit:
             if segment.phase == "forward":
                 gathered = segment.unit

@@ -1,4 +1,4 @@
-"""How many elements of each unit one rank holds: tp splits tensors, the dp shards split their first dim."""
+"""How many elements and bytes of each unit one rank holds: tp splits tensors, the dp shards split their first dim."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from dsplan.schemas.trace import Param, Trace
+from dsplan.planner.memory.replay import unit_shape
+from dsplan.schemas.optimizer import OptimizerSpec, product, state_bytes, step_temporary_elements
+from dsplan.schemas.trace import Param, Trace, Unit
+from dsplan.schemas.units import PRECISION_BYTES
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
+FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Elements per unit (arrays by unit index; one more entry, 0, so that index -1 means no unit).
+    """Per unit (arrays by unit index; one more entry, 0, so that index -1 means no unit).
 
-    whole: on one tp rank. padded: the same with each tensor's first dim padded to a multiple of the shards, as FSDP2 lays
-    out its flat buffers. shard: the part of rank 0, which is the largest. trainable_*: without frozen parameters.
+    In elements. whole: on one tp rank. padded: the same with each tensor's first dim padded to a multiple of the shards, as
+    FSDP2 lays out its flat buffers. shard: the part of rank 0, which is the largest. trainable_*: without frozen parameters.
+    In bytes, which tell quantised weights and those that are no floats from the others: master_bytes, of the shard as it lies
+    between steps (fp32, or as it is stored); gathered_bytes, of the padded copies in use; gathered_shard_bytes, of this
+    rank's part of them.
     """
 
     whole: Counts
     padded: Counts
     shard: Counts
+    master_bytes: Counts
+    gathered_bytes: Counts
+    gathered_shard_bytes: Counts
     trainable: Counts
     trainable_padded: Counts
     trainable_shard: Counts
@@ -36,14 +46,45 @@ class Shards:
     """By unit: the part of its elements that one tp rank holds."""
     cast_excess: Counts
     """What tensor-by-tensor casting of the unit takes at most beyond the unit itself."""
+    trained_shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    """By unit: the local shards of its trainable tensors."""
+
+    def sums(self, units: tuple[int, ...]) -> dict[str, int]:
+        """Each column over these units."""
+        return {name: int(getattr(self, name)[list(units)].sum()) for name in _COLUMNS}
+
+    def optimizer_state_bytes(self, spec: OptimizerSpec, units: tuple[int, ...]) -> int:
+        kinds: dict[tuple[tuple[int, ...], ...], int] = {}
+        total = 0
+        for unit in units:
+            shapes = self.trained_shapes[unit]
+            if shapes not in kinds:
+                kinds[shapes] = state_bytes(spec, shapes)
+            total += kinds[shapes]
+        return total
+
+    def step_temporaries(self, spec: OptimizerSpec, units: tuple[int, ...]) -> int:
+        """Elements. The largest temporaries of a loop over tensors come from two neighbours, and of foreach from all."""
+        numels = [product(shape) for unit in units for shape in self.trained_shapes[unit]]
+        return step_temporary_elements(spec, numels)
 
 
 def local_numel(param: Param, tp: int) -> int:
     """Elements of the parameter on the fullest tp rank."""
-    if tp == 1 or param.tp_dim is None:
-        return param.numel
-    length = param.shape[param.tp_dim]
-    return param.numel // length * -(-length // tp)
+    return product(local_shape(param, tp))
+
+
+def local_shape(param: Param, tp: int, dp_shard: int = 1) -> tuple[int, ...]:
+    """Shape of the parameter on the fullest rank: tp splits its tp_dim, and then the shards its first dim.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param (chunks of dim 0, padded).
+    """
+    shape = list(param.shape)
+    if tp > 1 and param.tp_dim is not None:
+        shape[param.tp_dim] = -(-shape[param.tp_dim] // tp)
+    if shape:
+        shape[0] = -(-shape[0] // dp_shard)
+    return tuple(shape)
 
 
 Part = Literal["all", "first", "last"]
@@ -77,10 +118,7 @@ def outside_blocks(trace: Trace, part: Part) -> tuple[Param, ...]:
 
 
 def shards(trace: Trace, tp: int, dp_shard: int, part: Part = "all") -> Shards:
-    """Sizes of every unit at these degrees; remembered per trace. Unit 0 is the named part of what lies outside the blocks.
-
-    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param (chunks of dim 0, padded).
-    """
+    """Sizes of every unit at these degrees; remembered per trace. Unit 0 is the named part of what lies outside the blocks."""
     key = (id(trace), tp, dp_shard, part)
     found = _remembered.get(key)
     if found is None or found[0] is not trace:
@@ -93,42 +131,55 @@ def shards(trace: Trace, tp: int, dp_shard: int, part: Part = "all") -> Shards:
 _remembered: dict[tuple[int, int, int, Part], tuple[Trace, Shards]] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """One unit's entries of Shards, under the same names."""
+
+    whole: int
+    padded: int
+    shard: int
+    master_bytes: int
+    gathered_bytes: int
+    gathered_shard_bytes: int
+    trainable: int
+    trainable_padded: int
+    trainable_shard: int
+    tensors: int
+    largest_by_unit: int
+    cast_excess: int
+    largest_shard: int
+    trained_shapes: tuple[tuple[int, ...], ...]
+
+
 def _shards(trace: Trace, tp: int, dp_shard: int, part: Part) -> Shards:
-    columns = {name: [0] * (len(trace.units) + 1) for name in _COLUMNS}
-    largest = largest_shard = 0
+    width = PRECISION_BYTES[trace.precision]
+    rows: list[_Sizes] = []
+    known: dict[object, _Sizes] = {}
     for index, unit in enumerate(trace.units):
-        made = previous = excess = 0
-        for param in outside_blocks(trace, part) if index == 0 else unit.params:
-            whole = local_numel(param, tp)
-            rows = param.shape[0] if param.shape else 1
-            if tp > 1 and param.tp_dim == 0:
-                rows = -(-rows // tp)
-            shard = -(-rows // dp_shard) * (whole // rows) if rows else 0
-            largest, largest_shard = max(largest, whole), max(largest_shard, shard)
-            excess = max(
-                excess, made + previous + whole, made + 2 * whole
-            )  # the last cast lives until the next is made
-            made, previous = made + whole, whole
-            columns["largest_by_unit"][index] = max(columns["largest_by_unit"][index], whole)
-            for name, value in (("whole", whole), ("padded", shard * dp_shard), ("shard", shard)):
-                columns[name][index] += value
-            if param.trainable:
-                columns["trainable"][index] += whole
-                columns["trainable_padded"][index] += shard * dp_shard
-                columns["trainable_shard"][index] += shard
-                columns["tensors"][index] += 1
-        columns["cast_excess"][index] = excess - made
-    arrays = {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
-    full = np.array([*(unit.numel for unit in trace.units), 0])
-    held = np.array([*(sum(local_numel(param, tp) for param in unit.params) for unit in trace.units), 0])
-    ratio = np.divide(held, full, out=np.ones(full.shape), where=full > 0)
-    return Shards(**arrays, ratio=ratio, largest=largest, largest_shard=largest_shard)
+        if index == 0:
+            rows.append(_sizes(outside_blocks(trace, part), tp, dp_shard, width))
+            continue
+        shape = unit_shape(unit)
+        if shape not in known:
+            known[shape] = _sizes(unit.params, tp, dp_shard, width)
+        rows.append(known[shape])
+    arrays = {name: np.array([*(getattr(row, name) for row in rows), 0], dtype=np.int64) for name in _COLUMNS}
+    return Shards(
+        **arrays,
+        ratio=_ratio(trace.units, tp),
+        largest=max(row.largest_by_unit for row in rows),
+        largest_shard=max(row.largest_shard for row in rows),
+        trained_shapes=tuple(row.trained_shapes for row in rows),
+    )
 
 
 _COLUMNS = (
     "whole",
     "padded",
     "shard",
+    "master_bytes",
+    "gathered_bytes",
+    "gathered_shard_bytes",
     "trainable",
     "trainable_padded",
     "trainable_shard",
@@ -136,3 +187,44 @@ _COLUMNS = (
     "largest_by_unit",
     "cast_excess",
 )
+
+
+def _sizes(params: tuple[Param, ...], tp: int, dp_shard: int, width: int) -> _Sizes:
+    """width: bytes of the compute dtype."""
+    sums = dict.fromkeys(_COLUMNS, 0)
+    made = previous = excess = largest_shard = 0
+    trained: list[tuple[int, ...]] = []
+    for param in params:
+        shape = local_shape(param, tp, dp_shard)
+        whole, shard = local_numel(param, tp), product(shape)
+        excess = max(excess, made + previous + whole, made + 2 * whole)  # the last cast lives until the next is made
+        made, previous = made + whole, whole
+        sums["largest_by_unit"] = max(sums["largest_by_unit"], whole)
+        largest_shard = max(largest_shard, shard)
+        if param.stored_bytes is None:
+            gathered = param.dtype_bytes * shard
+            # floats get an fp32 master, and what is none stays as it is
+            master = (FP32 if param.dtype_bytes == width or param.trainable else param.dtype_bytes) * shard
+        else:
+            gathered = master = -(-param.stored_bytes * shard // max(param.numel, 1))
+        added = {"whole": whole, "padded": shard * dp_shard, "shard": shard, "master_bytes": master}
+        added |= {"gathered_bytes": gathered * dp_shard, "gathered_shard_bytes": gathered}
+        if param.trainable:
+            added |= {"trainable": whole, "trainable_padded": shard * dp_shard, "trainable_shard": shard, "tensors": 1}
+            trained.append(shape)
+        for name, value in added.items():
+            sums[name] += value
+    sums["cast_excess"] = excess - made
+    return _Sizes(**sums, largest_shard=largest_shard, trained_shapes=tuple(trained))
+
+
+def _ratio(units: tuple[Unit, ...], tp: int) -> NDArray[np.float64]:
+    known: dict[object, float] = {}
+    found = []
+    for unit in units:
+        shape = unit_shape(unit)
+        if shape not in known:
+            held = sum(local_numel(param, tp) for param in unit.params)
+            known[shape] = held / unit.numel if unit.numel else 1.0
+        found.append(known[shape])
+    return np.array([*found, 1.0])

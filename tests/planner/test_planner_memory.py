@@ -8,7 +8,7 @@ from dsplan.planner.memory.replay import block_cut
 from dsplan.planner.memory.shards import outside_blocks, shards
 from dsplan.schemas.choices import OFFLOADS, OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import Layout
-from dsplan.schemas.ledger import CATEGORIES
+from dsplan.schemas.ledger import CATEGORIES, STEP_PHASES
 from dsplan.schemas.plan import ENGINES, Plan
 from dsplan.schemas.trace import Trace
 from hypothesis import given
@@ -60,13 +60,13 @@ def test_more_tensor_parallel_never_takes_more(trace, plan):
 @given(stacks, plans)
 def test_items_add_up_and_none_is_negative(trace, plan):
     book = ledger(trace, of(trace, plan))
-    assert {moment.phase for moment in book.moments} == {"forward", "backward", "step"}
+    assert {moment.phase for moment in book.moments} >= set(STEP_PHASES)
+    assert len({moment.phase for moment in book.moments}) == len(book.moments)
     for moment in book.moments:
         assert all(item.bytes > 0 and item.why and isinstance(item.bytes, int) for item in moment.items)
         assert sum(moment.category_bytes(category) for category in CATEGORIES) == moment.allocated_bytes
-        assert moment.allocated_bytes >= book.resident_bytes - sum(
-            item.bytes for item in moment.items if item.category == "gathered_params"
-        )
+        kept = max(each.category_bytes("gathered_params") for each in book.moments)  # DeepSpeed's step lets go of them
+        assert moment.phase == "load" or moment.allocated_bytes >= book.resident_bytes - kept
 
 
 @given(stacks, plans)
@@ -109,9 +109,10 @@ def test_without_a_sample_batch_the_states_remain():
     trace = replace(stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16"), segments=())
     for engine in ENGINES:
         book = ledger(trace, plan(engine, dp=2, zero_stage=2))
-        assert [moment.phase for moment in book.moments] == ["step"]
+        assert "step" in {moment.phase for moment in book.moments} <= {"load", "step", "save"}
         states = state_bytes(trace, plan(engine, dp=2, zero_stage=2))
-        held = sum(book.peak.category_bytes(category) for category in ("params", "optimizer"))
+        step = next(moment for moment in book.moments if moment.phase == "step")
+        held = sum(step.category_bytes(category) for category in ("params", "optimizer"))
         assert held == pytest.approx(states["params"] + states["optimizer"], abs=64)
 
 

@@ -1,0 +1,303 @@
+"""What comes and goes under FSDP2 while one micro-batch runs forward and backward, laid over the trace.
+
+Source: torch 2.13, torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,_fsdp_collectives,_fsdp_param}.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from dsplan.planner.memory.replay import END, Bytes, Layer, Timeline, items_at, one_gradient
+from dsplan.planner.memory.shards import Shards
+from dsplan.schemas.layout import PARTIAL, ZERO
+from dsplan.schemas.ledger import MemoryItem, Phase
+from dsplan.schemas.trace import Trace
+from dsplan.schemas.units import PRECISION_BYTES, count, size
+
+FP32 = 4
+Held = TypeVar("Held", int, Bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """All of a plan that what comes and goes depends on. accumulation: 1, 2, or 3 for more; degree: the shards."""
+
+    zero_stage: int
+    degree: int
+    tp: int
+    sequence_parallel: bool
+    sp: int
+    accumulation: int
+    replicated: bool
+    """Gradients are all-reduced between copies of the shards: at stage 0, and under hybrid sharding."""
+    offloads_gradients: bool = False
+    """Reduced shards go to the host at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The fullest row of one phase, without what is there all the time."""
+
+    where: str
+    activation_bytes: int
+    activation_why: str
+    items: tuple[MemoryItem, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.activation_bytes + sum(item.bytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Where in the accumulation a micro-batch stands: gathers come with the first, reductions wait for the last."""
+
+    first: bool
+    last: bool
+
+
+_ONLY, _FIRST, _MIDDLE, _LAST = _Pass(True, True), _Pass(True, False), _Pass(False, False), _Pass(False, True)
+_PASSES = {1: (_ONLY,), 2: (_FIRST, _LAST), 3: (_FIRST, _MIDDLE, _LAST)}
+
+
+def passing_peaks(trace: Trace, timeline: Timeline, sizes: Shards, way: Way) -> dict[Phase, Peak]:
+    """The peaks of forward, backward and of an evaluation's forward; remembered per trace."""
+    key = (id(trace), timeline.pp, timeline.pp_stage, way)
+    found = _remembered.get(key)
+    if found is None or found[0] is not trace:
+        if len(_remembered) > 100_000:
+            _remembered.clear()
+        found = _remembered[key] = (trace, _Passes(trace, timeline, sizes, way).peaks())
+    return found[1]
+
+
+_remembered: dict[tuple[int, int, int, Way], tuple[Trace, dict[Phase, Peak]]] = {}
+
+
+def divided(whole: Held, split: Held, way: Way) -> Held:
+    """Activations of one rank: tp divides the split part, and all of it where it splits the sequence too.
+
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), equations 2 and 4; Jacobs et al. 2023 (arXiv:2309.14509) for sp.
+    """
+    if way.tp > 1:
+        rest = whole - split
+        whole = (-(-rest // way.tp) if way.sequence_parallel else rest) + -(-split // way.tp)
+    return whole if way.sp == 1 else -(-whole // way.sp)
+
+
+class _Passes:
+    """One rank of one pipeline stage."""
+
+    def __init__(self, trace: Trace, timeline: Timeline, sizes: Shards, way: Way):
+        self.trace, self.timeline, self.sizes, self.way = trace, timeline, sizes, way
+        # of the compute dtype, in which gradients are reduced too
+        self.width = PRECISION_BYTES[trace.precision]
+        self.mixed = self.width < FP32
+        units = list(timeline.units)
+        self.padded = int(sizes.gathered_bytes[units].sum())
+        self.trainable = int(sizes.trainable[units].sum())
+        self.trainable_shard = int(sizes.trainable_shard[units].sum())
+        unit, numbers = timeline.unit, np.arange(len(timeline.unit))
+        self.block = np.where(unit > 0, unit, -1)
+        self.first, self.ends = numbers == 0, numbers == len(unit) - 1
+        self.by_unit = sizes.gathered_bytes
+        self.visited = timeline.block_visits @ self.by_unit
+        self.done_elements = timeline.block_done @ sizes.trainable
+        self.done_shards = np.where(timeline.backward, timeline.block_done @ sizes.trainable_shard, 0)
+
+    def peaks(self) -> dict[Phase, Peak]:
+        timeline, way = self.timeline, self.way
+        activations = divided(timeline.activation, timeline.split, way)
+        backward = timeline.backward[timeline.segment]
+        best: dict[Phase, Peak] = {}
+        most: dict[Phase, int] = {}
+
+        def keep(phase: Phase, where: str, held: Bytes, layers: list[Layer], total: Bytes, text: str) -> None:
+            row = int(total.argmax())
+            if phase in most and int(total[row]) <= most[phase]:
+                return
+            most[phase] = int(total[row])
+            segment, kind = int(timeline.segment[row]), int(timeline.kind[row])
+            place = f"{('before ', '', 'after ')[kind]}{where} of {timeline.names[segment]}"
+            best[phase] = Peak(place, int(held[row]), text + self._split_text(row), items_at(layers, row))
+
+        for pass_ in _PASSES[way.accumulation]:
+            gathered = self.gathered(pass_)
+            layers = [*gathered, *self.gradients(pass_)]
+            total = _sum(activations, layers)
+            if not backward.all():
+                keep("forward", "forward", activations, layers, np.where(backward, -1, total), "traced ")
+            if backward.any():
+                keep("backward", "backward", activations, layers, np.where(backward, total, -1), "traced ")
+            if pass_ is _ONLY or pass_ is _FIRST:
+                alone = divided(timeline.alone, np.minimum(timeline.split, timeline.alone), way)
+                total = np.where(backward, -1, _sum(alone, gathered))
+                keep("eval", "forward without saved tensors", alone, gathered, total, "at most ")
+        return best
+
+    def _split_text(self, row: int) -> str:
+        text, way = size(int(self.timeline.activation[row])), self.way
+        if way.tp > 1:
+            part = "all" if way.sequence_parallel else size(int(self.timeline.split[row]))
+            text += f", of which {part} / tp {way.tp}"
+        return text + (f", / sp {way.sp}" if way.sp > 1 else "")
+
+    def gathered(self, pass_: _Pass) -> list[Layer]:
+        """Unsharded copies in the compute dtype, and the flat buffers they are copied out of."""
+        timeline, by_unit = self.timeline, self.by_unit
+        backward = timeline.backward
+        everything = self.padded
+        root = int(by_unit[0]) if 0 in timeline.units else 0
+        if self.way.zero_stage == 3:  # a block is dropped after use
+            during = root + by_unit[self.block]
+            after = np.where(self.ends & pass_.last, 0, root)
+        elif not pass_.last:  # all kept for the next micro-batch
+            seen = root + self.visited if pass_.first else everything
+            during = after = np.where(backward, everything, seen)
+        else:  # each kept until its own backward is over
+            seen = root + self.visited if pass_.first else everything
+            during = np.where(backward, everything - timeline.block_done @ by_unit, seen)
+            # what lies outside the blocks is reduced and dropped at the very end
+            after = np.where(backward, during - by_unit[self.block] - root * self.ends, during)
+        held = timeline.rows(during, during, after)
+        copies = Layer(
+            "gathered_params",
+            held,
+            lambda row: f"{self.width} B x {count(int(held[row]) // self.width)} params gathered",
+        )
+        return [copies, *(self.flat_buffers(pass_) if self.way.degree > 1 else self.casts(pass_))]
+
+    def casts(self, pass_: _Pass) -> list[Layer]:
+        """Without shards to gather, each parameter is cast and copied, one after the other."""
+        again = self.way.zero_stage == 3
+        if not self.mixed or not (pass_.first or again):
+            return []
+        timeline = self.timeline
+        block = timeline.unit > 0
+        gathers = (block & (again | ~timeline.backward)) | (self.first & pass_.first)
+        excess = self.width * np.where(gathers, self.sizes.cast_excess[timeline.unit], 0)
+        return [Layer("temporary", timeline.rows(excess, 0, 0), f"{self.width} B cast of one parameter")]
+
+    def flat_buffers(self, pass_: _Pass) -> list[Layer]:
+        """All-gather outputs. Forward frees one after the next is there; backward fetches the next block ahead."""
+        stage3 = self.way.zero_stage == 3
+        if not stage3 and not pass_.first:
+            return []  # still gathered from the first micro-batch
+        timeline, by_unit, degree = self.timeline, self.by_unit, self.way.degree
+        unit, backward = timeline.unit, timeline.backward
+        opens = self.first & (unit == 0)
+        mine = np.where(opens & pass_.first, by_unit[0], by_unit[self.block])  # what this segment gathers
+        before = timeline.gathered_before
+        if not pass_.first:  # the parts outside the blocks are gathered still
+            before = np.where(before, before, -1)
+        previous = np.where(self.first, 0, by_unit[before])
+        cast = -(-mine // degree) if self.mixed else np.zeros_like(mine)
+        # A block begins: its buffer beside the previous one, which is let go after the copies are made.
+        start = previous + np.maximum(mine, cast)
+        # The model's forward ends with the last block's buffer; what follows it, such as a loss outside, does not see it.
+        closing, inside = (unit == 0) & ~opens, self.trace.loss_inside
+        start, during = np.where(closing, previous, start), np.where(closing, previous if inside else 0, mine)
+        if stage3:
+            ahead = by_unit[timeline.next_block]
+            cast = -(-ahead // degree) if self.mixed else np.zeros_like(ahead)
+            start = np.where(backward, np.where(unit > 0, np.maximum(mine, ahead + cast), 0), start)
+            during = np.where(backward, ahead, during)
+        else:  # still gathered from forward
+            start, during = np.where(backward, 0, start), np.where(backward, 0, during)
+        held = timeline.rows(start, during, during)
+        if not inside:  # the first block is fetched when the model's output has its gradient, after the loss
+            opening = int(backward.argmax())
+            if unit[opening] == 0:
+                held[(timeline.segment == opening) & (timeline.grad == 0)] = 0
+        width = self.width
+        return [
+            Layer(
+                "gathered_params",
+                held,
+                lambda row: f"{width} B x {count(int(held[row]) // width)} params in all-gather buffers",
+            )
+        ]
+
+    def gradients(self, pass_: _Pass) -> list[Layer]:
+        """Full-size gradients until reduced, the reduction's buffers, and the fp32 shards that it leaves."""
+        sizes, timeline, width = self.sizes, self.timeline, self.width
+        unit, backward = timeline.unit, timeline.backward
+        waits = ZERO[self.way.zero_stage].grad is PARTIAL  # unreduced sums until the boundary
+        reduces = pass_.last or not waits
+        layers = []
+
+        own = self.own_gradients(waits and not pass_.first)
+        if waits and not pass_.first:  # sums go as their unit is reduced
+            left = np.where(backward, self.trainable - self.done_elements * pass_.last, self.trainable)
+            partial = width * left[timeline.segment]
+            layers.append(Layer("grads", partial, f"{width} B x params, summed over micro-batches before reducing"))
+        elif waits and not pass_.last:
+            own = own + np.where(backward, width * self.done_elements, 0)[timeline.segment]
+        layers.append(
+            Layer("grads", own, f"{width} B full-size gradients of the unit that runs, and outside the blocks")
+        )
+        if reduces:
+            reduced = np.full_like(unit, self.trainable_shard) if not waits and not pass_.first else self.done_shards
+            why = f"fp32: 4 B x params reduced so far, of {count(self.trainable)}{self._per_shard()}"
+            if self.way.offloads_gradients:
+                leaving = FP32 * sizes.trainable_shard[np.where(backward & ((unit > 0) | self.ends), unit, -1)]
+                layers.append(
+                    Layer("grads", timeline.rows(0, 0, leaving), "fp32 shards of one unit on their way to the host")
+                )
+            else:
+                layers.append(Layer("grads", FP32 * reduced[timeline.segment], why))
+            # reducing: the full gradients beside the new flat input; then that beside its output, and the output in fp32
+            new = np.where(backward & ((unit > 0) | self.ends), unit, -1)
+            output = (width + (FP32 if self.mixed else 0)) * sizes.trainable_shard[new]
+            full = self.grads_of(waits and not pass_.first)
+            reducing = width * sizes.trainable_padded[new] + np.maximum(0, output - full)
+            previous = width * sizes.trainable_padded[timeline.reduced_before]
+            buckets = timeline.rows(previous, previous, np.where(new >= 0, reducing, previous))
+            layers.append(Layer("buckets", buckets, f"{width} B flat input of the reduction, kept until the next one"))
+        if self.way.replicated and self.mixed and pass_.last:
+            kept = width * self.done_shards[timeline.segment]
+            layers.append(Layer("buckets", kept, f"{width} B all-reduce buffers, kept until backward ends"))
+        return layers
+
+    def _per_shard(self) -> str:
+        return f" params / dp {self.way.degree}" if self.way.degree > 1 else " params"
+
+    def own_gradients(self, summed: bool) -> Bytes:
+        """By row: full-size gradients of the running unit and of the parts outside the blocks.
+
+        summed: each is added at once to a sum that exists already.
+        """
+        own, outside = self.whole_gradients()
+        if not summed:
+            return own + outside
+        width, sizes = self.width, self.sizes
+        return one_gradient(self.timeline, own, outside, width * sizes.largest_by_unit, width * sizes.trainable)
+
+    def whole_gradients(self) -> tuple[Bytes, Bytes]:
+        """By row: full-size gradients of the running unit; of the parts outside the blocks while a block runs."""
+        timeline = self.timeline
+        own, outside = timeline.grad, timeline.root_grad[timeline.segment]
+        if self.way.tp > 1:
+            ratio = self.sizes.ratio
+            own = np.ceil(own * ratio[timeline.unit[timeline.segment]]).astype(np.int64)
+            outside = np.ceil(outside * ratio[0]).astype(np.int64)
+        return own, outside
+
+    def grads_of(self, summed: bool) -> Bytes:
+        """By segment: full-size gradients of its unit at its end."""
+        timeline = self.timeline
+        if summed:
+            found: Bytes = self.width * self.sizes.trainable[timeline.unit]
+            return found
+        ends = timeline.kind == END
+        whole: Bytes = self.whole_gradients()[0][ends]  # rows go by segment, so its ends do too
+        return whole
+
+
+def _sum(held: Bytes, layers: list[Layer]) -> Bytes:
+    total = held.copy()
+    for layer in layers:
+        total += layer.bytes
+    return total
