@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,5 +46,35 @@ class ZeroKnobs:
     overlap_comm: bool | None = None
     """None: true at stage 3, false elsewhere."""
     contiguous_gradients: bool = True
+    max_reuse_distance: int = 1_000_000_000
+    model_persistence_threshold: int = sys.maxsize
+    reduce_scatter: bool = True
+    multi_rank_allreduce: bool = True
+    """use_multi_rank_bucket_allreduce: slices for several ranks go in one flat copy."""
+    round_robin_gradients: bool = False
+    grad_accum_dtype: str | None = None
+    """data_types.grad_accum_dtype: fp32, fp16 or bf16; None: the compute dtype."""
+    communication_dtype: str | None = None
+    """communication_data_type; None: the compute dtype."""
+    low_precision_masters: bool = False
+    """{fp16,bf16}_master_weights_and_grads: masters and their gradients in the compute dtype."""
+    low_precision_states: bool = False
+    """bf16_optimizer_states: so are the states."""
+    hpz_partition_size: int = 1
+    """zero_hpz_partition_size: a second 16-bit copy, split over so many ranks."""
+    mics_shard_size: int = -1
+    """Above 0: stage 3 splits over so many ranks, not all (MiCS)."""
+    quantized_weights: bool = False
+    """Gathers carry one byte an element, and are dequantised."""
+    quantized_gradients: bool = False
+    offload_ratio: float = 1.0
+    """The part of the optimizer's sub-groups that is on the host (stage 3, offload_optimizer.ratio)."""
+    nvme_optimizer: bool = False
+    """Optimizer states live on nvme; the host holds `optimizer_buffers` buffers of the largest sub-group."""
+    optimizer_buffers: int = 4
+    nvme_params: bool = False
+    """Parameter shards live on nvme; the host holds `param_buffers` buffers of `param_buffer_size` elements."""
+    param_buffers: int = 5
+    param_buffer_size: int = 100_000_000
     gather_16bit_weights_on_save: bool = False
     """The whole model is gathered on rank 0's host to be saved (stage3_gather_16bit_weights_on_model_save)."""

@@ -1,0 +1,191 @@
+"""Stage 3: every parameter split over the ranks; the coordinator gathers, keeps and prefetches.
+
+Source: deepspeed/runtime/zero/stage3.py, deepspeed/runtime/comm/coalesced_collectives.py of 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from dsplan.planner.memory.deepspeed.beats import Beats
+from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, Limits, gathered, persistent
+from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, per_element
+from dsplan.planner.memory.replay import Layer
+from dsplan.schemas.plan import Plan
+from dsplan.schemas.trace import Trace
+from dsplan.schemas.units import count
+from numpy.typing import NDArray
+
+FULL, COPY, PIECES = range(3)
+"""Columns, in elements: gradients as large as their parameters; the flat copy of a bucket; reduced parts, cast."""
+
+
+class Gathered(Rank):
+    def __init__(self, trace: Trace, plan: Plan, stage: int):
+        super().__init__(trace, plan, stage)
+        knobs = plan.knobs
+        if knobs.mics_shard_size > 0:
+            self.degree = min(self.degree, knobs.mics_shard_size)
+        self.limits = Limits(
+            prefetch=knobs.prefetch_bucket_size,
+            live=knobs.max_live_parameters,
+            reuse=knobs.max_reuse_distance,
+            persist=knobs.param_persistence_threshold,
+            persist_total=knobs.model_persistence_threshold,
+        )
+        self.persistent = sum(self.numels[param] for param in persistent(self.numels, self.limits))
+        self.pieces = [-(-numel // self.degree) for numel in self.trained_numels]
+        self.shard = sum(self.pieces)
+
+    def states(self) -> list[Layer]:
+        width, knobs, offload = self.width, self.knobs, self.plan.offload
+        layers = [self.buffers()]
+        if offload != "param":
+            layers.append(Layer("params", width * self.shard, f"{width} B x {self.per_rank(self.shard)}"))
+            layers.append(self.frozen(self.degree))
+        kept = Layer("gathered_params", width * self.persistent, f"persistent: {width} B x {count(self.persistent)}")
+        layers.append(kept)
+        if knobs.hpz_partition_size > 1:
+            second = -(-sum(self.numels) // knobs.hpz_partition_size)
+            why = f"second copy in the node: {width} B x {count(second)} (hpz {knobs.hpz_partition_size})"
+            layers.append(Layer("params", width * second, why))
+        on_device = sum(self.sub_groups()) if offload == "none" else sum(self.on_device())
+        if on_device:
+            why = f"{'fp32' if self.master == FP32 else '16-bit'} master: {self.master} B x {self.per_rank(on_device)}"
+            layers.append(Layer("optimizer", self.master * on_device, why))
+            layers.append(self.optimizer_states(self.sub_groups() if offload == "none" else self.on_device()))
+        if offload == "none":
+            why = f"{self.summed} B x {self.per_rank(self.shard)}"
+            layers.append(Layer("grads", self.summed * self.shard, why))
+        if knobs.contiguous_gradients:
+            why = f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}"
+            layers.append(Layer("buckets", width * knobs.reduce_bucket_size, why))
+        return layers
+
+    def sub_groups(self) -> list[int]:
+        """Elements of the optimizer's sub-groups. Source: stage3.py, _create_fp16_sub_groups."""
+        limit = self.knobs.sub_group_size
+        if limit >= self.shard:
+            return [self.shard]
+        groups, running = [], 0
+        for piece in self.pieces:
+            running += piece
+            if running >= limit:
+                groups.append(running)
+                running = 0
+        return [*groups, running] if running else groups
+
+    def on_device(self) -> list[int]:
+        """The sub-groups that offload_optimizer.ratio leaves on the GPU: the first ones."""
+        groups = self.sub_groups()
+        return groups[: int((1 - self.knobs.offload_ratio) * len(groups))]
+
+    def host_bytes(self) -> int:
+        offload, knobs = self.plan.offload, self.knobs
+        if offload == "none":
+            return 0
+        groups = self.sub_groups()[len(self.on_device()) :]
+        states = 2 * self.master * sum(groups) + int(self.optimizer_states(groups).bytes)
+        if knobs.nvme_optimizer:
+            tensors = 2 + self.plan.optimizer.states
+            states = FP32 * knobs.optimizer_buffers * tensors * max(groups, default=0)
+        total = states + self.summed * self.shard
+        if offload == "param":
+            shards = self.width * self.shard + -(-self.frozen_bytes // self.degree)
+            buffers = self.width * knobs.param_buffers * knobs.param_buffer_size
+            total += buffers if knobs.nvme_params else shards
+        return total
+
+    def moving(self, beats: Beats) -> list[Layer]:
+        width = self.width
+        inside, after = self.fetches(beats)
+        layers = []
+        before = np.concatenate((np.zeros((1, 2), np.int64), after[:-1]))
+        if self.degree > 1:
+            whole = self.rows(before[:, HELD], inside[:, HELD])
+            flat = self.rows(before[:, FLAT], inside[:, FLAT])
+            layers.append(per_element("gathered_params", width, whole, "params gathered whole"))
+            layers.append(per_element("gathered_params", width, flat, "flat buffers that params arrive in"))
+        reductions, left = scattered(
+            [self.numels[place] for place in beats.grad_order],
+            bucket=self.knobs.reduce_bucket_size,
+            contiguous=self.knobs.contiguous_gradients,
+            degree=self.degree,
+            in_place=not self.knobs.reduce_scatter,
+        )
+        cast = self.summed if self.sent != self.summed else 0
+        if self.plan.offload != "none":
+            cast = max(cast, self.summed)
+        copy = width if self.sent == width else width + self.sent
+        layers += [
+            self.arriving(beats),
+            per_element(
+                "grads", width, self.by_gradient(reductions[:, FULL], left[:, FULL]), "gradients not reduced yet"
+            ),
+            per_element(
+                "temporary", copy, self.by_gradient(reductions[:, COPY], left[:, COPY]), "flat copy of a bucket"
+            ),
+        ]
+        if cast:
+            pieces = self.by_gradient(reductions[:, PIECES], left[:, PIECES])
+            layers.append(per_element("temporary", cast, pieces, "reduced parts on their way"))
+        return layers
+
+    def fetches(self, beats: Beats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What the coordinator holds at each mark; remembered, since no batch, dtype or optimizer matters to it."""
+        key = (id(beats), self.degree, self.limits)
+        found = _remembered.get(key)
+        if found is None or found[0] is not beats:
+            if len(_remembered) > 256:
+                _remembered.clear()
+            made = gathered(beats.marks, beats.module_params, self.numels, self.degree, self.limits)
+            found = _remembered[key] = (beats, made)
+        return found[1]
+
+    def steps(self) -> list[list[Layer]]:
+        if self.plan.offload != "none":
+            groups = self.on_device()
+            return [[Layer("temporary", int(layer.bytes), str(layer.why)) for layer in self.kernel(groups)]]
+        alternatives = [[Layer("temporary", FP64 * max(self.pieces, default=0), "norm of one gradient in fp64")]]
+        for part in sorted(set(self.sub_groups())):
+            high = Layer("grads", self.master * part, f"one sub-group: {self.master} B x {count(part)}")
+            flat = Layer("grads", self.summed * part, f"the same, flattened: {self.summed} B x {count(part)}")
+            alternatives.append([high, *self.kernel([part])])
+            if self.summed != self.master:
+                alternatives.append([high, flat])
+        return alternatives
+
+
+_remembered: dict[tuple[int, int, Limits], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+
+
+def scattered(
+    numels: Sequence[int], *, bucket: int, contiguous: bool, degree: int, in_place: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(inside, after) by gradient in the order of backward, and one row more for the end: the three columns.
+
+    A bucket is reduced when the next gradient does not fit; a larger one is a bucket of its own. Source: stage3.py,
+    reduce_independent_p_g_buckets_and_remove_grads; coalesced_collectives.py, reduce_scatter_coalesced.
+    """
+    inside, after = [], []
+    members, elements, full = 0, 0, 0
+
+    def reduction(current: int) -> tuple[int, int, int]:
+        alone = members == 1 and elements % degree == 0
+        copied = 0 if alone or in_place or not members else -(-elements // degree) * degree
+        return (full + current, copied, -(-elements // degree))
+
+    for numel in numels:
+        best = (full + numel, 0, 0)
+        if members and elements + numel > bucket:
+            best = reduction(numel)
+            members = elements = full = 0
+        if not (contiguous and elements + numel <= bucket):
+            full += numel
+        members, elements = members + 1, elements + numel
+        inside.append(best)
+        after.append((full, 0, 0))
+    inside.append(reduction(0))
+    after.append((0, 0, 0))
+    return np.array(inside, dtype=np.int64), np.array(after, dtype=np.int64)

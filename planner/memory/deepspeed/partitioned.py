@@ -1,0 +1,141 @@
+"""Stages 1 and 2: whole parameters in one flat buffer, masters and states of one partition.
+
+Source: deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from dsplan.planner.memory.deepspeed.beats import Beats
+from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, per_element
+from dsplan.planner.memory.deepspeed.reducing import CAST, COPY, FULL, PART, Rules, ownership, reduced
+from dsplan.planner.memory.replay import Layer
+from dsplan.schemas.plan import Plan
+from dsplan.schemas.trace import Trace
+from dsplan.schemas.units import count
+
+ALIGNMENT = 2
+"""Elements per rank to which a flat group is padded. Source: stage_1_and_2.py, nccl_start_alignment_factor."""
+
+
+class Partitioned(Rank):
+    def __init__(self, trace: Trace, plan: Plan, stage: int):
+        super().__init__(trace, plan, stage)
+        unit = ALIGNMENT * self.degree
+        self.flat = -(-self.trained // unit) * unit
+        self.part = self.flat // self.degree
+        self.offloads = plan.offload != "none"
+        self.largest = max(self.trained_numels, default=0)
+        self.compact = self.summed == FP32 > self.width
+        self.order = self._order()
+
+    def _order(self) -> list[int]:
+        """Places of the trained parameters as they lie in the flat group: round_robin_gradients deals them out to ranks."""
+        places = [place for place, param in enumerate(self.params) if param.trainable]
+        if not self.knobs.round_robin_gradients:
+            return places
+        return [place for rank in range(self.degree) for place in places[rank :: self.degree]]
+
+    @property
+    def overlapping(self) -> list[int]:
+        """Elements of the parameters that lie in this rank's partition, and those of each that it owns."""
+        owned = ownership([self.numels[place] for place in self.order], self.part).own
+        return [own for own in owned if own]
+
+    def states(self) -> list[Layer]:
+        layers = [
+            self.buffers(),
+            Layer("params", self.width * self.flat, f"{self.width} B x {count(self.trained)} params"),
+            self.frozen(),
+        ]
+        if self.offloads:
+            layers.append(Layer("buckets", self.width * self.largest, "buffer of the largest gradient on its way out"))
+            return layers
+        why = f"{'fp32' if self.master == FP32 else '16-bit'} master: {self.master} B x {self.per_rank(self.part)}"
+        return [*layers, Layer("optimizer", self.master * self.part, why), self.optimizer_states([self.part])]
+
+    def host_bytes(self) -> int:
+        """Master, gradient and states, the partition in the compute dtype, a buffer of the largest gradient; sums."""
+        if not self.offloads:
+            return 0
+        states = int(self.optimizer_states([self.part]).bytes)
+        summed = self.width * self.whole if self.plan.accumulation > 1 and not self.compact else 0
+        return (2 * self.master + self.width) * self.part + states + self.width * self.largest + summed
+
+    @property
+    def whole(self) -> int:
+        """Elements of the parameters that lie in this rank's partition, also where it owns a part of one."""
+        owned = ownership([self.numels[place] for place in self.order], self.part).own
+        return sum(self.numels[place] for place, own in zip(self.order, owned, strict=True) if own)
+
+    def moving(self, beats: Beats) -> list[Layer]:
+        knobs, plan = self.knobs, self.plan
+        again, first = plan.accumulation > 1, plan.zero_stage == 1
+        waits = first and not self.overlap
+        upcast = first and self.summed != self.width  # each gradient is cast as soon as it is whole
+        width = self.summed if upcast else self.width
+        contiguous = knobs.contiguous_gradients or self.offloads
+        kept = self.summed if self.compact else self.width
+        rules = Rules(
+            bucket=knobs.reduce_bucket_size,
+            contiguous=contiguous,
+            keeps_others=first,
+            clears_late=self.overlap and not contiguous,
+            compact=self.compact and not self.offloads,
+            scatters=knobs.reduce_scatter,
+            clones_large=self.offloads,
+            one_rank=not knobs.multi_rank_allreduce,
+            widths=(width, 0 if self.offloads else kept, width + (self.sent if self.sent != width else 0), FP32),
+        )
+        slot = {place: index for index, place in enumerate(self.order)}
+        order = [slot[place] for place in beats.grad_order if place in slot]
+        part = (self.part if self.compact else self.whole) if again and not first else 0
+        inside, after = reduced(
+            rules,
+            [self.numels[place] for place in self.order],
+            order,
+            self.part,
+            held=self.trained if again and first else 0,
+            at_end=waits,
+            part=part,
+        )
+        held = self.trained if again and first else 0
+
+        def rows(column: int, before: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+            return self.by_gradient(inside[:, column], after[:, column], before)
+
+        layers = [
+            self.arriving(beats),
+            per_element("grads", rules.widths[FULL], rows(FULL, held), "gradients not reduced yet"),
+            per_element("grads", rules.widths[PART], rows(PART, part), "gradients of the own partition"),
+            per_element("temporary", rules.widths[COPY], rows(COPY), "flat copy of what the bucket holds"),
+            per_element("temporary", rules.widths[CAST], rows(CAST), "a reduced gradient in fp32"),
+        ]
+        if contiguous:
+            doubled = " x 2 (overlap_comm)" if self.overlap else ""
+            since = self.by_gradient(
+                np.ones(len(inside), np.int64), np.ones(len(inside), np.int64), int(again and waits)
+            )
+            bytes_ = width * knobs.reduce_bucket_size * (2 if self.overlap else 1)
+            why = f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}{doubled}"
+            layers.append(Layer("buckets", bytes_ * since, why))
+        return layers
+
+    def steps(self) -> list[list[Layer]]:
+        if self.offloads:
+            return [[]]
+        pieces = self.overlapping
+        kernel = self.kernel([self.part])
+        high = self.master * self.part
+        step = [Layer("grads", high, f"{self.master} B x {self.per_rank(self.part)}"), *kernel]
+        if self.compact:
+            held = Layer(
+                "grads", self.summed * self.part, f"own partition: {self.summed} B x {self.per_rank(self.part)}"
+            )
+            return [[held, Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")], step]
+        held = Layer("grads", self.width * self.whole, f"own partition: {self.width} B x {count(self.whole)}")
+        norm = Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")
+        flat = self.width * self.part if len(pieces) != 1 or pieces[0] != self.part else 0
+        copied = Layer("grads", flat, f"the same flattened: {self.width} B x {self.per_rank(self.part)}")
+        cast = Layer("grads", high if self.master != self.width else 0, f"in fp32: 4 B x {self.per_rank(self.part)}")
+        return [[held, norm], [held, copied, cast], step]

@@ -1,0 +1,177 @@
+"""One rank of one pipeline stage under DeepSpeed: what all ZeRO stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from dsplan.planner.memory.deepspeed.beats import GRAD, Beats, Bytes, beats_of, stage_params
+from dsplan.planner.memory.replay import Layer, items_at
+from dsplan.planner.memory.shards import local_numel
+from dsplan.schemas.ledger import Category, Ledger, Moment, Phase
+from dsplan.schemas.optimizer import kernel_of, state_bytes, step_temporary_elements
+from dsplan.schemas.plan import Plan
+from dsplan.schemas.trace import Param, Trace
+from dsplan.schemas.units import PRECISION_BYTES, count, size
+
+FP32 = 4
+FP64 = 8
+"""Bytes of an element in gradient norms. Source: deepspeed/runtime/zero/utils.py, get_norm_dtype."""
+
+
+class Rank:
+    """Elements: numel of all parameters here, trained of those with gradients. Rows: the beats and their marks in turn."""
+
+    def __init__(self, trace: Trace, plan: Plan, stage: int):
+        layout = plan.layout
+        self.trace, self.plan, self.stage, self.knobs = trace, plan, stage, plan.knobs
+        found = beats_of(trace, layout.pp, layout.tp)
+        self.beats: Beats | None = found[stage] if found else None
+        self.params: Sequence[Param] = self.beats.params if self.beats else stage_params(trace, layout.pp, stage)
+        self.numels: Sequence[int] = (
+            self.beats.numels if self.beats else [local_numel(param, layout.tp) for param in self.params]
+        )
+        self.degree = layout.dp * layout.sp
+        self.width = PRECISION_BYTES[plan.precision]
+        self.mixed = self.width < FP32
+        self.summed = PRECISION_BYTES[plan.knobs.grad_accum_dtype or plan.precision]
+        self.sent = FP32 if layout.sp > 1 else PRECISION_BYTES[plan.knobs.communication_dtype or plan.precision]
+        low = plan.knobs.low_precision_masters
+        self.master = self.width if low else FP32
+        self.state = self.width if low and plan.knobs.low_precision_states else FP32
+        self.trained_numels = [numel for param, numel in zip(self.params, self.numels, strict=True) if param.trainable]
+        self.trained = sum(self.trained_numels)
+        self.frozen_bytes = sum(
+            self.width * numel if param.stored_bytes is None else -(-param.stored_bytes * numel // max(1, param.numel))
+            for param, numel in zip(self.params, self.numels, strict=True)
+            if not param.trainable
+        )
+        overlap = plan.knobs.overlap_comm
+        self.overlap = plan.zero_stage == 3 if overlap is None else overlap and layout.pp == 1
+
+    def ledger(self) -> Ledger:
+        states = self.states()
+        moments: list[Moment] = []
+        left = 0
+        if self.beats is not None:
+            moments = self.moments(self.beats, [*states, self.activations(self.beats), *self.moving(self.beats)])
+            left = self.beats.left_activation
+        loop = Layer("activations", left, "inputs and what the loop still holds")
+        stepping = [layer for layer in states if layer.category != "gathered_params"]  # the step lets go of them first
+        fullest = max(self.steps(), key=lambda layers: sum(int(layer.bytes) for layer in layers))
+        moments.append(Moment(phase="step", where="optimizer step", items=items_at([*stepping, loop, *fullest], 0)))
+        return Ledger(
+            engine="deepspeed",
+            level="formula",
+            moments=tuple(moments),
+            resident_bytes=sum(int(layer.bytes) for layer in states),
+            host_bytes=self.host_bytes(),
+        )
+
+    def states(self) -> list[Layer]:
+        raise NotImplementedError
+
+    def moving(self, beats: Beats) -> list[Layer]:
+        raise NotImplementedError
+
+    def steps(self) -> list[list[Layer]]:
+        """Alternatives for the fullest moment of the step, each as what it holds beside the states."""
+        raise NotImplementedError
+
+    def host_bytes(self) -> int:
+        return 0
+
+    # Rows
+
+    def rows(self, during: Bytes | int, at_mark: Bytes | int) -> Bytes:
+        assert self.beats is not None
+        found = np.empty((len(self.beats.marks), 2), dtype=np.int64)
+        found[:, 0], found[:, 1] = during, at_mark
+        return found.reshape(-1)
+
+    def by_gradient(self, inside: Bytes, after: Bytes, before: int = 0) -> Bytes:
+        """Rows from values by gradient (and one more for the end): inside is that of its mark, after of what follows."""
+        assert self.beats is not None
+        marks = self.beats.marks
+        is_grad = np.array([kind == GRAD for kind, _ in marks])
+        done = np.cumsum(is_grad)
+        held = np.concatenate(([before], after))
+        during = held[done - is_grad]
+        at_mark = np.where(is_grad, inside[np.maximum(done - 1, 0)], during)
+        at_mark[-1] = inside[-1]
+        return self.rows(during, at_mark)
+
+    def activations(self, beats: Beats) -> Layer:
+        """Of the running micro-batch, and of those that wait in the pipeline.
+
+        1F1B keeps min(pp - pp_stage, micro-batches) in flight. Source: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.
+        """
+        layout, accumulation = self.plan.layout, self.plan.accumulation
+        flight = accumulation if self.plan.schedule == "gpipe" else min(layout.pp - self.stage, accumulation)
+        waiting = (flight - 1) * (layout.pp > 1)
+        traced = self.rows(beats.full_activation, beats.mark_activation)
+
+        def why(row: int) -> str:
+            text = f"traced {size(int(traced[row]))}" + (f" (tp {layout.tp})" if layout.tp > 1 else "")
+            more = f", + {waiting} micro-batches in flight x {size(beats.saved_activation)}"
+            return text + (more if waiting else "")
+
+        return Layer("activations", traced + waiting * beats.saved_activation, why)
+
+    def arriving(self, beats: Beats) -> Layer:
+        """Gradients that autograd still holds: of one operator, or parts that wait to be summed."""
+        held = self.rows(beats.full_grad, beats.mark_grad)
+        return Layer("grads", held, f"{self.width} B x gradients that autograd has just made")
+
+    def moments(self, beats: Beats, layers: list[Layer]) -> list[Moment]:
+        """The fullest row of forward and of backward."""
+        total = np.zeros(2 * len(beats.marks), dtype=np.int64)
+        for layer in layers:
+            total += layer.bytes
+        backward = np.repeat(beats.backward, 2)
+        made = []
+        phases: tuple[tuple[Phase, NDArrayBool], ...] = (("forward", ~backward), ("backward", backward))
+        for phase, mask in phases:
+            if mask.any():
+                row = int(np.argmax(np.where(mask, total, -1)))
+                where = f"{phase} of {beats.names[row // 2] or 'the parts outside the blocks'}"
+                made.append(Moment(phase=phase, where=where, items=items_at(layers, row)))
+        return made
+
+    # Parts of several stages
+
+    def buffers(self) -> Layer:
+        return Layer("params", self.trace.buffer_bytes, "buffers of the model")
+
+    def frozen(self, degree: int = 1) -> Layer:
+        divided = f" / dp {degree}" if degree > 1 else ""
+        return Layer("params", -(-self.frozen_bytes // degree), f"frozen: {size(self.frozen_bytes)}{divided}")
+
+    def optimizer_states(self, numels: Sequence[int]) -> Layer:
+        """States of flat tensors of these sizes."""
+        optimizer, total = self.plan.optimizer, sum(numels)
+        held = state_bytes(optimizer, [(numel,) for numel in numels])
+        if self.state < FP32 and optimizer.state_dtype == "fp32":
+            held -= (FP32 - self.state) * optimizer.states * total
+        why = f"{optimizer.label}: {optimizer.states} x {self.state} B x {self.per_rank(total)}"
+        return Layer("optimizer", held, why)
+
+    def kernel(self, numels: Sequence[int]) -> list[Layer]:
+        """Temporaries of the optimizer over flat tensors of these sizes."""
+        optimizer = self.plan.optimizer
+        elements = step_temporary_elements(optimizer, numels)
+        name = kernel_of(optimizer)
+        width = self.master
+        return [Layer("temporary", width * elements, f"{name} {optimizer.label}: {width} B x {count(elements)}")]
+
+    def per_rank(self, numel: int) -> str:
+        return f"{count(numel)} elements of this rank" + (f" (dp {self.degree})" if self.degree > 1 else "")
+
+
+NDArrayBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+Why = Callable[[int], str]
+
+
+def per_element(category: Category, width: int, elements: Bytes, what: str) -> Layer:
+    """A layer of so many bytes an element, whose reason gives the number of the row."""
+    return Layer(category, width * elements, lambda row: f"{what}: {width} B x {count(int(elements[row]))}")
