@@ -6,6 +6,7 @@ Source: torch 2.13, torch/distributed/fsdp/_fully_shard; runtime/zero.py for loa
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dsplan.planner.memory.native_passes import Way, divided, passing_peaks
 from dsplan.planner.memory.replay import Layer, Timeline, in_flight, items_at, timelines
@@ -31,6 +32,25 @@ def ledger(trace: Trace, plan: Plan) -> Ledger:
     return max(books, key=lambda book: book.allocated_bytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Sums over the units of a rank, some by optimizer. Elements where no bytes are said."""
+
+    master_bytes: int
+    whole: int
+    trainable: int
+    trainable_shard: int
+    state_bytes: int
+    temporaries: int
+    """Of the optimizer step, in fp32."""
+    loading: Moment
+    model_bytes: int
+    """The whole model in fp32, on any rank's host."""
+
+
+_remembered: dict[object, tuple[Trace, _Held]] = {}
+
+
 class _Rank:
     """One rank of one pipeline stage under one plan."""
 
@@ -51,15 +71,35 @@ class _Rank:
             replicated=layout.dp_replicate > 1 or plan.zero_stage == 0,
             offloads_gradients=plan.offload == "param",
         )
-        held = self.sizes.sums(self.units)
-        self.master_bytes, self.whole, self.trainable = held["master_bytes"], held["whole"], held["trainable"]
-        self.trainable_shard = held["trainable_shard"]
-        self.state_bytes = self.sizes.optimizer_state_bytes(plan.optimizer, self.units)
+        self.held = self._held()
+
+    def _held(self) -> _Held:
+        """Remembered per trace."""
+        layout, spec = self.plan.layout, self.plan.optimizer
+        key = (id(self.trace), layout.pp, self.part, self.units, layout.tp, self.degree, spec)
+        found = _remembered.get(key)
+        if found is None or found[0] is not self.trace:
+            if len(_remembered) > 10_000:
+                _remembered.clear()
+            sums, sizes = self.sizes.sums(self.units), self.sizes
+            whole = shards(self.trace, 1, 1).sums(tuple(range(len(self.trace.units))))["master_bytes"]
+            held = _Held(
+                master_bytes=sums["master_bytes"],
+                whole=sums["whole"],
+                trainable=sums["trainable"],
+                trainable_shard=sums["trainable_shard"],
+                state_bytes=sizes.optimizer_state_bytes(spec, self.units),
+                temporaries=sizes.step_temporaries(spec, self.units),
+                loading=self.load(sums["whole"]),
+                model_bytes=whole + self.trace.buffer_bytes,
+            )
+            found = _remembered[key] = (self.trace, held)
+        return found[1]
 
     def ledger(self) -> Ledger:
         states = items_at(self.states(), 0)
         resident = sum(item.bytes for item in states)
-        moments = [self.load(), *self.passes(states), self.step(states)]
+        moments = [self.held.loading, *self.passes(states), self.step(states)]
         saving = self.save(states)
         return Ledger(
             engine="native",
@@ -78,17 +118,19 @@ class _Rank:
         optimizer, offload = self.plan.optimizer, self.plan.offload
         layers = [Layer("params", self.trace.buffer_bytes, "buffers of the model")]
         if offload != "param":
-            layers.append(Layer("params", self.master_bytes, f"fp32 master: 4 B x {self.per_shard(self.whole)}"))
+            layers.append(
+                Layer("params", self.held.master_bytes, f"fp32 master: 4 B x {self.per_shard(self.held.whole)}")
+            )
         if offload == "none":
-            why = f"{optimizer.label}: {optimizer.states} states of {self.per_shard(self.trainable)}"
-            layers.append(Layer("optimizer", self.state_bytes, why))
+            why = f"{optimizer.label}: {optimizer.states} states of {self.per_shard(self.held.trainable)}"
+            layers.append(Layer("optimizer", self.held.state_bytes, why))
         return layers
 
     def host_bytes(self) -> int:
         """Offloaded masters, state and gradients, in pinned memory."""
         if self.plan.offload == "none":
             return 0
-        return self.master_bytes + self.state_bytes + FP32 * self.trainable_shard
+        return self.held.master_bytes + self.held.state_bytes + FP32 * self.held.trainable_shard
 
     def per_shard(self, numel: int) -> str:
         return f"{count(numel)} params" + (f" / dp {self.degree}" if self.degree > 1 else "")
@@ -123,9 +165,9 @@ class _Rank:
         left = self.timeline.left_bytes if self.timeline is not None else 0
         layers = [Layer("activations", left, "inputs and what the loop still holds")]
         if self.plan.offload == "none":
-            grads = FP32 * self.trainable_shard
-            layers.append(Layer("grads", grads, f"fp32: 4 B x {self.per_shard(self.trainable)}"))
-            made = FP32 * self.sizes.step_temporaries(optimizer, self.units)
+            grads = FP32 * self.held.trainable_shard
+            layers.append(Layer("grads", grads, f"fp32: 4 B x {self.per_shard(self.held.trainable)}"))
+            made = FP32 * self.held.temporaries
             layers.append(
                 Layer("temporary", made, f"{optimizer.kernel} {optimizer.label}: 4 B x {count(made // FP32)}")
             )
@@ -133,7 +175,7 @@ class _Rank:
 
     # Before and after training
 
-    def load(self) -> Moment:
+    def load(self, numel: int) -> Moment:
         """Unit by unit becomes fp32 on the device, whole, beside its shard and those of the units before."""
         whole = shards(self.trace, self.plan.layout.tp, 1, self.part).master_bytes
         own = self.sizes.master_bytes
@@ -147,7 +189,7 @@ class _Rank:
         unit_bytes, shard_bytes = int(whole[fullest]), int(own[fullest])
         layers = [
             Layer("params", self.trace.buffer_bytes, "buffers of the model"),
-            Layer("params", before + shard_bytes, f"masters made so far, of {self.per_shard(self.whole)}"),
+            Layer("params", before + shard_bytes, f"masters made so far, of {self.per_shard(numel)}"),
             Layer("temporary", unit_bytes, f"the unit that is being sharded, whole: 4 B x {count(unit_bytes // FP32)}"),
         ]
         where = f"sharding {self.trace.units[fullest].name or 'the parts outside the blocks'}"
@@ -157,8 +199,7 @@ class _Rank:
         """The whole model in fp32, as the script builds it on every rank; on meta it takes nothing."""
         if self.plan.built == "meta":
             return self.host_bytes()
-        whole = shards(self.trace, 1, 1).sums(tuple(range(len(self.trace.units))))["master_bytes"]
-        return whole + self.trace.buffer_bytes
+        return self.held.model_bytes
 
     def save(self, states: tuple[MemoryItem, ...]) -> Moment | None:
         """Each parameter is gathered in fp32 on its way to rank 0's host; None where nothing is gathered."""
