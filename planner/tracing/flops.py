@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from dsplan.planner.models.weightless import Inputs, fakes, lent_weights, metas, stand_in
 from dsplan.planner.tracing.kernels import NormalValues
 from dsplan.planner.tracing.operators import COUNTER_FORMULAS, FLOPS_PER_MAC, HANDLES, MetaConvolutions
+from dsplan.planner.tracing.repeating import KEPT, PATTERN, Run, find_runs, left_out
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 FVCORE, FLOP_COUNTER, UNKNOWN = "fvcore", "flop counter", "unknown"
 
@@ -58,13 +58,23 @@ def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inp
 
     Attention counts as a full square of the sequence, causal or not. An operator that multiplies matrices and has no
     handle is named in the notes. All in bf16: the fused experts' kernel takes nothing else, and it changes no count.
+    Repeated blocks are counted few, where those that are counted come to the same.
     """
+    runs = find_runs(model, blocks)
+    if runs:
+        try:
+            with left_out(model, blocks, runs):
+                kept = [
+                    index for index, (name, _) in enumerate(blocks) if not any(index in run.left_out for run in runs)
+                ]
+                few = _counted(model, [blocks[index] for index in kept], inputs)
+            whole = _written_out(few, kept, runs, len(blocks)) if few.source == FVCORE else None
+        except Exception:
+            whole = None  # a loop over the number of layers, perhaps
+        if whole is not None:
+            return whole
     try:
-        return _by_fvcore(model, blocks, inputs)
-    except Exception:
-        pass  # control flow that depends on values, and what else torch.jit cannot trace
-    try:
-        return _by_counter(model, blocks, inputs)
+        return _counted(model, blocks, inputs)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Flops(
@@ -74,14 +84,30 @@ def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inp
         )
 
 
+def _written_out(few: Flops, kept: Sequence[int], runs: Sequence[Run], num_blocks: int) -> Flops | None:
+    """FLOPs of all blocks from those of few; None where the repeats that were counted differ."""
+    found = dict(zip(kept, few.units[1:], strict=True))
+    for run in runs:
+        pattern = [found[block] for block in run.blocks_of(PATTERN)]
+        if any([found[block] for block in run.blocks_of(run.true(traced))] != pattern for traced in range(1, KEPT)):
+            return None
+        for block in run.left_out:
+            found[block] = pattern[(block - run.first) % run.period]
+    return replace(few, units=(few.units[0], *(found[block] for block in range(num_blocks))))
+
+
+def _counted(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
+    try:
+        return _by_fvcore(model, blocks, inputs)
+    except Exception:
+        return _by_counter(model, blocks, inputs)  # control flow by values, and what else torch.jit cannot trace
+
+
 def _by_fvcore(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
     metas_only = metas(torch.bfloat16)
     with lent_weights(model, metas_only), torch.no_grad():
         on_meta = stand_in(inputs, metas_only)
-        repeats = Repeats(blocks)
-        macs, unknown = _fvcore_macs(model, on_meta, repeats)
-        if repeats.unsure:
-            macs, unknown = _fvcore_macs(model, on_meta, Repeats(()))
+        macs, unknown = _fvcore_macs(model, on_meta)
     notes = [f"FLOPs: {name} ({count} times) has no formula and counts as 0" for name, count in sorted(unknown.items())]
     return _flops(lambda name: macs.get(name, 0.0), blocks, FVCORE, notes)
 
@@ -129,7 +155,7 @@ class _Positional(nn.Module):
         return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
 
-def _fvcore_macs(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[dict[str, float], dict[str, int]]:
+def _fvcore_macs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, float], dict[str, int]]:
     """(multiply-adds by module name, matrix operators without a formula)."""
     from fvcore.nn import FlopCountAnalysis
 
@@ -138,7 +164,7 @@ def _fvcore_macs(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[di
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     analysis.set_op_handle(**HANDLES)
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with MetaConvolutions(), repeats, warnings.catch_warnings():
+    with MetaConvolutions(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         counts = analysis.by_module_and_operator()
         unknown = analysis.unsupported_ops()
@@ -147,85 +173,7 @@ def _fvcore_macs(model: nn.Module, inputs: Inputs, repeats: Repeats) -> tuple[di
         own = name.removeprefix("model").removeprefix(".") if name != "" else ""
         if name == "model" or name.startswith("model."):
             macs[own] = float(sum(number for operator, number in found.items() if operator not in _NOT_COUNTED))
-    repeats.add_to(macs)
     return macs, {name: count for name, count in unknown.items() if _is_matmul_like(name)}
-
-
-class Repeats:
-    """Runs one of several equal blocks; the others hand on outputs of the same shapes, and are counted by the one.
-
-    Equal: same classes, parameter shapes and settings all through, and inputs of the same shapes. unsure: a block ran
-    more than once, so that its count is not that of one run.
-    """
-
-    def __init__(self, blocks: Sequence[tuple[str, nn.Module]]):
-        self._blocks = blocks
-        self._ran: dict[Any, tuple[str, Any]] = {}
-        self._like: list[tuple[str, str]] = []
-        self.unsure = False
-
-    def __enter__(self) -> Repeats:
-        self._before = [(block, dict(block.__dict__)) for _, block in self._blocks]
-        for name, block in self._blocks:
-            block.forward = self._once(name, block.forward, _signature(block))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for block, attributes in self._before:
-            block.__dict__.clear()
-            block.__dict__.update(attributes)
-
-    def add_to(self, macs: dict[str, float]) -> None:
-        """Count the blocks that did not run: for themselves and for all that holds them."""
-        for name, first in self._like:
-            parts = name.split(".")
-            for depth in range(len(parts) + 1):
-                holder = ".".join(parts[:depth])
-                macs[holder] = macs.get(holder, 0.0) + macs[first]
-
-    def _once(self, name: str, forward: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            key = (signature, _inputs_key(args, kwargs))
-            ran = self._ran.get(key)
-            if ran is None or ran[0] == name:
-                self.unsure |= any(name == other for other, _ in self._ran.values())
-                output = forward(*args, **kwargs)
-                self._ran[key] = (name, output)
-                return output
-            self._like.append((name, ran[0]))
-            # tied to the inputs, else the trace drops what came before as unused
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            tie = sum((leaf.sum() for leaf in tensors), torch.zeros((), device="meta"))
-            return tree_map(
-                lambda leaf: torch.empty_like(leaf) + tie.to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
-                ran[1],
-            )
-
-        return run
-
-
-_INDEX_NAMES = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx", "index", "idx")
-
-
-def _signature(block: nn.Module) -> Any:
-    """What decides a block's work: classes, shapes and plain settings of it and all it holds, but not its number."""
-    parts = []
-    for name, module in block.named_modules():
-        settings = tuple(
-            (key, repr(value))
-            for key, value in sorted(module.__dict__.items())
-            if isinstance(value, (bool, int, float, str, tuple)) and key not in _INDEX_NAMES
-        )
-        shapes = tuple((key, tuple(param.shape)) for key, param in module.named_parameters(recurse=False))
-        parts.append((name, type(module), settings, shapes))
-    return tuple(parts)
-
-
-def _inputs_key(args: Any, kwargs: Any) -> Any:
-    leaves, spec = tree_flatten((args, kwargs))
-    return tuple(
-        (tuple(map(int, leaf.shape)), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
-    ), str(spec)
 
 
 def _is_matmul_like(operator: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from dsplan.schemas.trace import ACTIVATION, SPLIT_ACTIVATION, Events, Point, Segment, TracePhase
@@ -28,6 +28,8 @@ class Recording:
     """By storage: its category, or the ordinal of the parameter whose gradient it is."""
     cuts: Sequence[Cut]
     """The last one closes the timeline; its unit is -1."""
+    uses: Sequence[Set[int]]
+    """By cut: storages that operations took in until the next one."""
     modules: Sequence[str]
     owners: Sequence[int]
     """The unit of each parameter, by ordinal."""

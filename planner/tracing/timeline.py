@@ -75,6 +75,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         self._module = 0
         self._modules: list[str] = []
         self._cuts: list[Cut] = []
+        self._uses: list[set[int]] = []
         own = set()
         for index, (name, module) in enumerate(model.named_modules()):
             own.add(module)
@@ -112,6 +113,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         gradient = torch.ones_like(loss)
         _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
         self._cuts.append((len(self._events), -1, "backward"))
+        self._uses.append(set())
         for hook in hooks:
             hook.remove()
         for params in self._params:
@@ -120,7 +122,12 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
 
     def recording(self) -> Recording:
         return Recording(
-            events=self._events, labels=self._labels, cuts=self._cuts, modules=self._modules, owners=self._owners
+            events=self._events,
+            labels=self._labels,
+            cuts=self._cuts,
+            uses=self._uses,
+            modules=self._modules,
+            owners=self._owners,
         )
 
     def segments(self) -> tuple[Segment, ...]:
@@ -145,7 +152,17 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         self.category = SPLIT if place in _MADE_SPLIT[self._phase] else OTHER
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             func = grouped_mm  # its fake form takes bf16 alone
+        self._use(args)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _use(self, values: Any) -> None:
+        for value in values:
+            if isinstance(value, FakeTensor):
+                serial = self._serials.get(value.untyped_storage()._cdata)
+                if serial is not None and self._uses:
+                    self._uses[-1].add(serial)
+            elif isinstance(value, (list, tuple)):
+                self._use(value)
 
     def _where(self) -> tuple[int, int, int]:
         """(unit, place, module) of the operation that runs."""
@@ -217,6 +234,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
 
     def _cut(self, unit: int) -> None:
         self._cuts.append((len(self._events), unit, self._phase))
+        self._uses.append(set())
         done, self._unit = self._unit, unit
         if self._phase == "backward" and done != unit:
             for param in self._params[done]:

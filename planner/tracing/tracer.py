@@ -13,6 +13,7 @@ from dsplan.planner.capturing.standing import stand_ins
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_inputs
 from dsplan.planner.models.load import ModelSubject, Subject
+from dsplan.planner.models.positions import PositionTables
 from dsplan.planner.models.weightless import (
     DTYPES,
     Inputs,
@@ -214,9 +215,7 @@ def _recording(
     except Problem:
         return record()  # a loop over the number of layers, perhaps
     names = [name for name, _ in blocks]
-    whole: Recording | None = recorded.recording
-    for run in runs:
-        whole = replicated(whole, run, names) if whole is not None else None
+    whole = replicated(recorded.recording, runs, names)
     return replace(recorded, recording=whole) if whole is not None else record()
 
 
@@ -248,7 +247,8 @@ def _record(
         timeline = Timeline(module, units, rules.roles, num_params)
         apply_recompute(module, recompute)  # type: ignore[arg-type]
         blind = functools.partial(bool, timeline.notes)
-        with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), timeline:
+        positions = PositionTables(module, subject.file)
+        with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), positions, timeline:
             inputs = inputs_of(batch)
             timeline.start(inputs.tensors)
             output = inputs.feed(module)
