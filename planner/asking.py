@@ -48,7 +48,7 @@ def reach_of(
     exact = answer is None or following is not None or answer.value >= limit
     if not exact:
         stop = f"--max {value} finds the last"
-    sure = largest(tried, answer.value, answer.value, SURE, most_probes)[0] if answer else None
+    sure = largest(tried, answer.value, answer.value, SURE)[0] if answer and exact else None
     notes = []
     if value == "micro-batch" and answer is not None and answer.value != plan.micro_batch:
         changed = replace(plan, micro_batch=answer.value)
@@ -258,9 +258,9 @@ def _guess(tried: Tried, by: Measure) -> int | None:
 
 
 def _between(good: int, bad: int, limit: int, guess: int | None, turn: int) -> int:
-    """The next value to try. While nothing has failed, up to 16 times as far as what fits."""
+    """The next value to try. While nothing has failed, up to 1024 times as far as what fits."""
     if bad > limit:
-        further = 2 * good if guess is None else min(guess, 16 * max(good, 1))
+        further = 2 * good if guess is None else min(guess, 1024 * max(good, 1))
         return min(max(further, good + 1), limit)
     if guess is None or turn % 4 == 0:
         return (good + bad) // 2

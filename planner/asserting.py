@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from dsplan.reports.answers_text import row_name
 from dsplan.schemas.estimate import Estimate, Memory, Row, StepTime
 from dsplan.schemas.problem import Problem
-from dsplan.schemas.units import parse_bytes
+from dsplan.schemas.units import parse_bytes, size
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -42,19 +44,33 @@ def parse_assertion(text: str) -> Assertion:
         raise Problem(f"--assert: {name} is no field of a row; choose from {', '.join(_MEMORY + _TIME)}")
     try:
         number = float(parse_bytes(value)) if name in _MEMORY else float(value)
+        if not math.isfinite(number):
+            raise ValueError(value)
     except ValueError as error:
-        raise Problem(f"--assert: {value!r} is no {'size, such as 72GiB' if name in _MEMORY else 'number'}") from error
+        what = "size, such as 72GiB" if name in _MEMORY else "plain number, such as 0.4; seconds and rates have no unit"
+        raise Problem(f"--assert: {value!r} is no {what}") from error
     return Assertion(name=name, operator=sign, value=number)
 
 
-def holds(assertion: Assertion, report: Estimate) -> bool:
-    """Of the user's own row; without one, of any row. Problem where no row has a value of that name."""
+def failure(assertion: Assertion, report: Estimate) -> str | None:
+    """Why it does not hold, with the numbers; None where it does. Of the user's own row; without one, of any row.
+
+    Problem where no row has a value of that name.
+    """
     rows = [report.rows[report.own]] if report.own is not None else list(report.rows)
-    values = [value for row in rows if (value := _value(assertion, row)) is not None]
-    if not values:
+    known = [(row, value) for row in rows if (value := _value(assertion, row)) is not None]
+    if not known:
         what = "a kind of GPU in --cluster" if report.cluster.gpu is None else "a sample batch of the model"
         raise Problem(f"--assert: {assertion.name} is not known here; it takes {what}")
-    return any(_OPERATORS[assertion.operator](value, assertion.value) for value in values)
+    if any(_OPERATORS[assertion.operator](value, assertion.value) for _, value in known):
+        return None
+    row, value = min(known, key=lambda pair: abs(pair[1] - assertion.value))
+    nearest = f"{assertion.name} is {_text(assertion, value)} ({row_name(row.plan)})"
+    return nearest if len(known) == 1 else f"it holds in none of {len(known)} rows; the nearest: {nearest}"
+
+
+def _text(assertion: Assertion, value: float) -> str:
+    return size(value) if assertion.name in _MEMORY else f"{value:.4g}"
 
 
 def _value(assertion: Assertion, row: Row) -> float | None:

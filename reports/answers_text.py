@@ -136,6 +136,12 @@ def _reach(reach: Reach) -> str:
     if reach.answer is None:
         return f"{name}: none fits"
     ends = f"{reach.next.value}: {reach.stopped_by}" if reach.next is not None else reach.stopped_by
-    sure = "" if reach.answer.sure else f", for sure to {reach.sure_value}" if reach.sure_value else ", none for sure"
+    sure = (
+        ""
+        if reach.answer.sure or not reach.exact
+        else f", for sure to {reach.sure_value}"
+        if reach.sure_value
+        else ", none for sure"
+    )
     far = f"{name} fits up to {reach.answer.value}" if reach.exact else f"{name} {reach.answer.value} fits"
     return f"{far}{sure} ({ends})"

@@ -110,7 +110,7 @@ def estimate(
 
     Arguments after -- belong to a training script. Exit 0 fits, 1 does not fit, 2 could not run.
     """
-    from dsplan.planner.asserting import holds, parse_assertion
+    from dsplan.planner.asserting import failure, parse_assertion
     from dsplan.planner.models.adapting import adapting_of
 
     assertion = parse_assertion(expression) if expression is not None else None
@@ -159,7 +159,8 @@ def estimate(
         typer.echo(
             "\n\n".join(estimate_table.as_text(one, everything=everything, formulas=formulas) for one in reports)
         )
-    if assertion and not holds(assertion, report):
-        error(f"--assert {expression!r} does not hold")
+    failed = failure(assertion, report) if assertion else None
+    if failed is not None:
+        error(f"--assert {expression!r} does not hold: {failed}")
         raise typer.Exit(FOUND)
     raise typer.Exit(CLEAN if estimating.fits(report) else FOUND)
