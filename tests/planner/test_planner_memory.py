@@ -3,17 +3,19 @@
 from dataclasses import replace
 
 import pytest
-from dsplan.planner.memory import ledger, state_bytes
-from dsplan.planner.memory.replay import block_cut
+from dsplan.planner.memory import ledger, ledgers, replay, state_bytes
+from dsplan.planner.memory.replay import block_cut, timelines
 from dsplan.planner.memory.shards import outside_blocks, shards
-from dsplan.schemas.choices import OFFLOADS, OptimizerSpec, ZeroKnobs
+from dsplan.planner.tracing.tracer import trace as trace_of
+from dsplan.schemas.choices import OFFLOADS, OPTIMIZERS, OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import CATEGORIES, STEP_PHASES
 from dsplan.schemas.plan import ENGINES, Plan
 from dsplan.schemas.trace import Trace
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import stack, stacks
+from nets import subject
+from traces import param, stack, stacks
 
 SMALL = ZeroKnobs(reduce_bucket_size=1000, allgather_bucket_size=1000, prefetch_bucket_size=500)
 plans = st.builds(
@@ -182,3 +184,125 @@ def test_parts_outside_the_blocks_go_to_the_ends_of_the_pipeline():
     trace = stack(blocks=4, hidden=8, vocab=16, tokens=4, precision="bf16")
     assert [param.name for param in outside_blocks(trace, "first")] == ["tokens"]
     assert [param.name for param in outside_blocks(trace, "last")] == ["norm", "head"]
+
+
+def test_rows_left_out_never_hold_the_peak(monkeypatch):
+    """Of equal blocks in a row only the ends are kept: the ledger is that of all rows."""
+    for blocks, tokens, pp in ((12, 1, 1), (12, 256, 1), (13, 16, 2), (24, 16, 4)):
+        trace = stack(blocks=blocks, hidden=24, vocab=100, tokens=tokens, precision="bf16")
+        for zero_stage in range(4):
+            for accumulation in (1, 2, 5):
+                of = plan(dp=3, pp=pp, zero_stage=zero_stage, accumulation=accumulation)
+                short = ledgers(trace, of)
+                with monkeypatch.context() as patch:
+                    patch.setattr(replay, "ends_of_runs", lambda trace, kept, *_: list(range(len(kept))))
+                    whole = ledgers(replace(trace), of)
+                assert [[(m.phase, m.allocated_bytes) for m in book.moments] for book in short] == [
+                    [(m.phase, m.allocated_bytes) for m in book.moments] for book in whole
+                ]
+                assert len(timelines(trace, pp)[0].unit) < len(trace.segments)
+
+
+def test_blocks_that_take_turns_are_runs_too():
+    """Two kinds of block, one after the other, as local and global attention: two of each are kept at both ends."""
+    even = stack(blocks=16, hidden=24, vocab=100, tokens=16, precision="bf16")
+    units = tuple(
+        replace(unit, params=(*unit.params, param("extra", 7, width=2))) if index and index % 2 else unit
+        for index, unit in enumerate(even.units)
+    )
+    trace = replace(even, units=units)
+    assert len(timelines(trace, 1)[0].unit) == 4 + 2 * 8
+
+
+@given(stacks, plans)
+def test_the_ledger_is_the_fullest_of_the_pipeline(trace, of_any):
+    of_any = replace(of(trace, of_any), layout=replace(of_any.layout, pp=min(3, len(trace.blocks))), zero_stage=0)
+    books = ledgers(trace, of_any)
+    assert len(books) == of_any.layout.pp
+    assert ledger(trace, of_any).allocated_bytes == max(book.allocated_bytes for book in books)
+
+
+@given(stacks, plans)
+def test_splitting_the_sequence_never_takes_more(trace, of_any):
+    of_any = replace(of(trace, of_any), engine="native")
+    alone = ledger(trace, of_any).allocated_bytes
+    assert ledger(trace, replace(of_any, sequence_parallel=True)).allocated_bytes <= alone
+    even = replace(of_any, layout=Layout(dp_shard=2))  # shards without padding, before and after
+    longer = replace(even, layout=Layout(dp_shard=2, sp=2))
+    assert ledger(trace, longer).allocated_bytes <= ledger(trace, even).allocated_bytes
+
+
+@given(stacks, plans, st.sampled_from(OPTIMIZERS), st.sampled_from(["fp32", "bf16", "8bit"]))
+def test_more_shards_never_hold_more_states(trace, of_any, name, dtype):
+    """But for a maximum per block of 256 elements, of which a small shard may begin one more."""
+    spec = OptimizerSpec(name=name, state_dtype=dtype)
+    of_any = replace(of(trace, of_any), engine="native", zero_stage=1, optimizer=spec, offload="none")
+    held = [ledger(trace, replace(of_any, layout=Layout(dp_shard=dp))).resident_bytes for dp in (1, 2, 4, 8)]
+    if dtype != "8bit":  # small shards keep fp32 states there
+        assert held == sorted(held, reverse=True)
+    assert held[-1] < held[0]
+
+
+def test_native_loads_unit_by_unit():
+    """Two blocks of 520 parameters and 264 outside, fp32, on 2 ranks: the second block whole, beside half of both."""
+    trace = stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16")
+    book = ledger(trace, plan(dp=2, zero_stage=3))
+    load = next(moment for moment in book.moments if moment.phase == "load")
+    assert (load.where, load.allocated_bytes) == ("sharding blocks.1", 4 * (260 + 520 + 260))
+    assert book.load_host_bytes == 4 * (2 * 520 + 264), "each rank's script builds the whole model"
+    assert ledger(trace, replace(plan(dp=2, zero_stage=3), built="meta")).load_host_bytes == 0
+
+
+def test_an_evaluation_takes_less_than_a_training_step():
+    trace = stack(blocks=4, hidden=24, vocab=100, tokens=16, precision="bf16")
+    for zero_stage in range(4):
+        moments = {moment.phase: moment for moment in ledger(trace, plan(dp=2, zero_stage=zero_stage)).moments}
+        assert 0 < moments["eval"].allocated_bytes < moments["forward"].allocated_bytes
+        assert moments["eval"].category_bytes("grads") == 0
+
+
+def test_saving_whole_gathers_one_parameter_at_a_time_and_the_model_on_the_host():
+    trace = stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16")
+    asked = replace(plan(dp=2, zero_stage=3), knobs=ZeroKnobs(gather_16bit_weights_on_save=True))
+    book = ledger(trace, asked)
+    save = next(moment for moment in book.moments if moment.phase == "save")
+    assert save.allocated_bytes == book.resident_bytes + 4 * 32 * 8
+    assert book.save_host_bytes == (4 + 2) * (2 * 520 + 264)
+    assert ledger(trace, plan(dp=2, zero_stage=3)).save_host_bytes == 0
+
+
+def test_quantised_weights_and_whole_numbers_have_the_bytes_they_are_stored_in():
+    trace = stack(blocks=2, hidden=8, vocab=16, tokens=4, precision="bf16")
+    block = trace.units[1]
+    norm, up, down = block.params
+    stored = replace(up, trainable=False, stored_bytes=up.numel // 2)
+    flags = replace(down, trainable=False, dtype_bytes=1)
+    sizes = shards(replace(trace, units=(trace.units[0], replace(block, params=(norm, stored, flags)))), 1, 2)
+    assert sizes.master_bytes[1] == 4 * 8 // 2 + 256 // 2 // 2 + 256 // 2
+    assert sizes.gathered_bytes[1] == 2 * 8 + 256 // 2 + 256
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_activations_are_linear_in_the_micro_batch(recompute):
+    """Exactly, on a model without buffers that do not depend on the batch; but for the loss, one number."""
+    found = [
+        trace_of(subject("untied"), precision="bf16", micro_batch=micro_batch, seq_len=16, recompute=recompute)
+        for micro_batch in (1, 2, 4)
+    ]
+
+    def points(trace):
+        return [p.activation_bytes for s in trace.segments for p in (s.start, s.end)]
+
+    one, two, four = map(points, found)
+    assert [b - a for a, b in zip(one, two, strict=True)] == [(b - a) // 2 for a, b in zip(two, four, strict=True)]
+    assert all(abs(2 * a - b) <= 16 for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_doubling_tp_never_takes_more_on_a_real_trace(zero_stage):
+    trace = trace_of(subject("llama"), precision="bf16", micro_batch=2, seq_len=16)
+    books = [
+        ledger(trace, replace(plan(dp=2, zero_stage=zero_stage), layout=Layout(dp_shard=2, tp=tp))) for tp in (1, 2, 4)
+    ]
+    assert trace.tp_limit >= 2
+    assert [book.allocated_bytes for book in books] == sorted((b.allocated_bytes for b in books), reverse=True)
