@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _candidate(traced, plan, cluster):
-    device_memory(ledger(traced, plan), plan, cluster)
+    device_memory(ledger(traced, plan), plan, cluster, traced)
     step_time(traced, plan, cluster)
 
 

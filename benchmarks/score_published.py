@@ -130,7 +130,7 @@ def predict(run: Run, subject: ModelSubject) -> Score:
         seq_len=plan.seq_len,
     )
     book = ledger(traced, plan)
-    memory, verdict = device_memory(book, plan, run.cluster)
+    memory, verdict = device_memory(book, plan, run.cluster, traced, expandable=run.expandable)
     assert memory.allocated_bytes is not None and memory.reserved_bytes is not None
     assert memory.device_bytes is not None and memory.device_bytes_low is not None
     assert memory.device_bytes_high is not None

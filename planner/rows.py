@@ -64,7 +64,7 @@ def estimate_row(traced: Trace, plan: Plan, cluster: Cluster) -> Row:
             runnable=runnable(plan),
             ledger=book,
         )
-    memory, verdict = device.device_memory(book, plan, cluster)
+    memory, verdict = device.device_memory(book, plan, cluster, traced)
     return Row(
         plan=plan,
         level=book.level,
@@ -84,7 +84,7 @@ def stage_rows(traced: Trace, plan: Plan, cluster: Cluster) -> tuple[StageRow, .
     fullest = max(range(len(books)), key=lambda stage: books[stage].allocated_bytes)
     found = []
     for stage, book in enumerate(books):
-        memory, verdict = device.device_memory(book, plan, cluster)
+        memory, verdict = device.device_memory(book, plan, cluster, traced)
         found.append(
             StageRow(
                 plan=plan,

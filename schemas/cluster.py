@@ -44,6 +44,8 @@ class Cluster:
     """As the user wrote it."""
     reserve_bytes: int = 0
     """Of each GPU's memory, kept for a neighbour: taken off its usable_bytes already."""
+    host_memory_bytes: int | None = None
+    """Of one node; None: not known, so no verdict on the host."""
 
     def reserving(self, num_bytes: int) -> Cluster:
         """The same cluster with so much of each GPU left to others. Problem where that is all of it, or the GPU is not known."""
@@ -124,7 +126,7 @@ _FORM = re.compile(r"(?:(\d+)\s*[xX*]\s*)?(\d+)(?:\s*[xX*]\s*([A-Za-z][\w.+-]*))
 def parse_cluster(text: str) -> Cluster:
     """Cluster of "8xH100-80GB", "4x8xA100-80GB" (nodes x GPUs), "8" (of unknown kind), or a JSON file.
 
-    A file holds {"nodes": 4, "gpus_per_node": 8, "gpu": NAME or an entry as in gpus.json}.
+    A file holds {"nodes": 4, "gpus_per_node": 8, "host_memory_gb": 1000, "gpu": NAME or an entry as in gpus.json}.
     "local" is not resolved here: it takes a look at the machine.
     """
     stripped = text.strip()
@@ -185,4 +187,11 @@ def _from_file(path: str) -> Cluster:
         )
     else:
         kind = find_gpu(gpu) if gpu is not None else None
-    return Cluster(nodes=raw.get("nodes", 1), gpus_per_node=raw["gpus_per_node"], gpu=kind, text=path)
+    host = raw.get("host_memory_gb")
+    return Cluster(
+        nodes=raw.get("nodes", 1),
+        gpus_per_node=raw["gpus_per_node"],
+        gpu=kind,
+        text=path,
+        host_memory_bytes=round(host * GB) if host is not None else None,
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from .architectures import Architecture
 
@@ -24,6 +26,10 @@ class Network:
     dropout: float = 0.0
     positions: int = 0
     fused_loss: bool = False
+    shifted_loss: bool = False
+    """fp32 logits are shifted by a copy, as Hugging Face's models did until their loss function shifted the labels (4.46)."""
+    selective: bool = False
+    """Blocks keep attention and every second product, and compute the rest again, as torchtitan's do."""
     lora_rank: int = 0
     lora_targets: Literal["attention", "all"] = "attention"
     trained_layers: int | None = None
@@ -45,6 +51,19 @@ def build(network: Network) -> nn.Module:
     return module
 
 
+class ShiftedLoss(nn.Module):
+    """Source: transformers 4.31, models/llama/modeling_llama.py, LlamaForCausalLM.forward."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.model(input_ids=input_ids).logits.float()
+        shifted = logits[..., :-1, :].contiguous()
+        return F.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels[..., 1:].contiguous().view(-1))
+
+
 def _hugging_face(network: Network) -> nn.Module:
     """Llama's class, or Qwen2's where query, key and value have biases."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -63,7 +82,8 @@ def _hugging_face(network: Network) -> nn.Module:
         use_cache=False,
         attn_implementation=network.attention,
     )
-    return model(config)
+    made = model(config)
+    return ShiftedLoss(made) if network.shifted_loss else made
 
 
 class Decoder(nn.Module):
@@ -72,7 +92,7 @@ class Decoder(nn.Module):
     def __init__(self, network: Network):
         super().__init__()
         arch = network.architecture
-        self.fused_loss, self.gated = network.fused_loss, arch.gated
+        self.fused_loss, self.selective = network.fused_loss, network.selective
         self.embed = nn.Embedding(arch.vocab, arch.hidden)
         self.positions = nn.Embedding(network.positions, arch.hidden) if network.positions else None
         self.drop = nn.Dropout(network.dropout)
@@ -89,11 +109,29 @@ class Decoder(nn.Module):
         x = self.drop(x)
         rope = None if self.positions is not None else _angles(x, self.blocks[0].per_head)
         for block in self.blocks:
-            x = block(x, rope)
+            if self.selective:
+                x = checkpoint(block, x, rope, use_reentrant=False, context_fn=_selective)
+            else:
+                x = block(x, rope)
         x = self.norm(x)
         if self.fused_loss:
             return FusedLinearLoss.apply(x.flatten(0, 1), self.head.weight, labels.flatten())
         return F.cross_entropy(self.head(x).float().flatten(0, 1), labels.flatten())
+
+
+def _selective() -> Any:
+    """Source: torchtitan, models/llama/parallelize_llama.py, _apply_ac_to_transformer_block with selective_ac_option "op"."""
+    seen: Counter[bool] = Counter()
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = str(op)
+        if name.startswith(("aten.mm", "aten.addmm")):
+            seen[ctx.is_recompute] += 1
+            return CheckpointPolicy.MUST_SAVE if seen[ctx.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+        kept = "scaled_dot_product" in name
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 class Block(nn.Module):

@@ -37,6 +37,7 @@ class Run:
     measured_bytes: float | None
     kind: Kind
     fits: bool | None
+    expandable: bool
     notes: tuple[str, ...]
 
 
@@ -53,18 +54,33 @@ class Framework:
     style: Style
     kernel: Literal["fused", "foreach", "for-loop"]
     source: str
+    recompute: Literal["none", "full"] = "none"
+    """Where a row does not say."""
+    expandable: bool = False
+    """Its scripts ask the allocator for expandable segments."""
+    shifted_loss: bool = False
+    """The tables' runs are of 2023 and 2024, with the loss that Hugging Face's models had then."""
 
 
 FRAMEWORKS = (
     Framework("megatron.*deepspeed", "deepspeed", "megatron", "fused", "apex FusedAdam"),
-    Framework("ms-swift.*deepspeed|hf trainer.*deepspeed", "deepspeed", "hf", "foreach", "transformers: torch AdamW"),
-    Framework("deepspeed", "deepspeed", "hf", "fused", "deepspeed/runtime/engine.py: FusedAdam"),
+    Framework(
+        "ms-swift.*deepspeed",
+        "deepspeed",
+        "hf",
+        "foreach",
+        "its examples export expandable_segments:True",
+        expandable=True,
+    ),
+    Framework("hf trainer.*deepspeed", "deepspeed", "hf", "foreach", "transformers: torch AdamW", shifted_loss=True),
+    Framework("deepspeed", "deepspeed", "hf", "fused", "deepspeed/runtime/engine.py: FusedAdam", shifted_loss=True),
     Framework("torchtitan", "native", "fused", "fused", "torchtitan/components/optimizer.py"),
     Framework("llm-foundry", "native", "fused", "foreach", "torch AdamW by default"),
     Framework("fsdp", "native", "hf", "foreach", "torch AdamW by default"),
     Framework("axolotl", "native", "hf", "foreach", "torch AdamW by default"),
-    Framework("torchtune", "native", "fused", "foreach", "torch AdamW by default"),
-    Framework("hf trainer|hf$|pytorch|litgpt|peft|ddp", "deepspeed", "hf", "foreach", "torch AdamW by default"),
+    Framework("torchtune", "native", "fused", "foreach", "its recipes checkpoint by default", recompute="full"),
+    Framework("litgpt|pytorch|peft|ddp", "deepspeed", "hf", "foreach", "torch AdamW by default"),
+    Framework("hf trainer|hf$", "deepspeed", "hf", "foreach", "torch AdamW by default", shifted_loss=True),
 )
 OWN_ENGINES = ("megatron", "flagscale", "nanotron", "internevo", "paddle", "unsloth", "mist", "nemo")
 """Frameworks whose sharding and buffers are neither DeepSpeed's nor FSDP2's."""
@@ -99,6 +115,9 @@ def run_of(row: Mapping[str, str]) -> Run:
         raise Unmapped(architecture)
     if row["mem_scope"].startswith(("pipeline stage", "rank 0 @")):
         raise Unmapped("memory of one phase or pipeline stage")
+    recompute = _recompute(row, framework)
+    if recompute == "selective" and framework.pattern != "torchtitan":
+        raise Unmapped("selective recompute is not described")
     adapted = bool(lora_rank) or trained_layers is not None
     plain = not layout.ranks > 1 and "deepspeed" not in row["framework"].lower()
     if plain and not adapted:
@@ -111,7 +130,9 @@ def run_of(row: Mapping[str, str]) -> Run:
         attention="eager" if eager else "sdpa",
         dropout=0.1 if style == "megatron" else 0.0,
         positions=_number(row, "seq") if not architecture.gated and style != "hf" else 0,
-        fused_loss=bool(re.search(r"liger|cut cross entropy", row["notes"])),
+        fused_loss=bool(re.search(r"(?<!no )(?<!without )\b(liger|cut cross entropy)", row["notes"], re.IGNORECASE)),
+        shifted_loss=framework.shifted_loss,
+        selective=recompute == "selective" and framework.pattern == "torchtitan",
         lora_rank=lora_rank,
         lora_targets=lora_targets,
         trained_layers=trained_layers,
@@ -126,10 +147,11 @@ def run_of(row: Mapping[str, str]) -> Run:
         micro_batch=_number(row, "micro_batch"),
         accumulation=_number(row, "grad_accum", 1),
         seq_len=_number(row, "seq"),
-        recompute=_recompute(row),
+        recompute="none" if recompute == "selective" else recompute,
         offload=_offload(row),
         optimizer=_optimizer(row, framework),
         knobs=_knobs(row, architecture),
+        built="meta" if framework.engine == "native" else "host",
     )
     sharded = zero_stage >= 2
     group = "adapters" if lora_rank else "part frozen" if adapted else f"full, zero {'2-3' if sharded else '0-1'}"
@@ -145,6 +167,7 @@ def run_of(row: Mapping[str, str]) -> Run:
         measured_bytes=measured,
         kind=kind,
         fits=fits if gpu else None,
+        expandable=framework.expandable or "expandable_segments" in row["notes"],
         notes=tuple(notes),
     )
 
@@ -189,12 +212,15 @@ def _memory(row: Mapping[str, str]) -> tuple[float | None, Kind, bool | None]:
         scale = 1e6 if unit.startswith("MB") else 1e9
     else:
         raise Unmapped("no unit of memory")
+    said = row["mem_kind"].lower()
+    device = re.search(r"nvidia-smi|gpu memory used|vram|process|gpu total", said)
+    if device and scale == 1e9:  # nvidia-smi counts MiB
+        scale = GIB
     value = float(row["mem_value"]) * scale
     shared = re.search(r"sum over (\d+)", row["mem_scope"])
     if shared:
         value /= int(shared[1])
-    said = row["mem_kind"].lower()
-    if re.search(r"nvidia-smi|gpu memory used|vram|process|gpu total", said):
+    if device:
         kind: Kind = "device"
     elif re.search(r"allocated|active|tracemalloc|memory_summary", said) and "reserved" not in said:
         kind = "allocated"
@@ -273,11 +299,13 @@ def _method(row: Mapping[str, str]) -> tuple[int, Literal["attention", "all"], i
     raise Unmapped(f"way of training: {row['method']}")
 
 
-def _recompute(row: Mapping[str, str]) -> Literal["none", "full", "selective"]:
+def _recompute(row: Mapping[str, str], framework: Framework) -> Literal["none", "full", "selective"]:
     text = row["act_ckpt"].lower()
     if text.startswith("full"):
         return "full"
-    if text in ("", "unstated", "false") or text.startswith("none"):
+    if text in ("", "unstated"):
+        return framework.recompute
+    if text == "false" or text.startswith("none"):
         return "none"
     if text.startswith("selective"):
         return "selective"
