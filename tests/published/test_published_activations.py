@@ -131,7 +131,7 @@ def test_equation_5_the_first_stage_holds_as_much_as_all_layers(p):
     ]
     for stage, held_bytes in enumerate(held):
         layers = (p - stage) * LAYERS // p
-        assert layers <= held_bytes / layer <= layers + 0.5, stage  # and what runs, inputs and boundaries
+        assert layers <= held_bytes / layer <= layers + 1, stage  # what runs, and what each stage is handed
     assert held == sorted(held, reverse=True)
 
 
