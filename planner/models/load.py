@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dsplan.planner.models.adapting import AS_IT_IS, Adapting, check_model_file, check_script
 from dsplan.planner.capturing.standing import stand_ins
+from dsplan.planner.models.adapting import AS_IT_IS, Adapting, check_model_file, check_script
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_call, check_loss, checked_sample_batch, kind_of
 from dsplan.schemas.choices import OptimizerSpec
