@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dsplan.planner.traffic import seconds, traffic
+from dsplan.planner.traffic import seconds, sums, traffic
 from dsplan.schemas.cluster import Cluster, Gpu
 from dsplan.schemas.estimate import StepTime
 from dsplan.schemas.plan import Plan
@@ -64,35 +64,48 @@ def step_time(trace: Trace, plan: Plan, cluster: Cluster) -> StepTime:
 def _work(trace: Trace, plan: Plan, gpu: Gpu, rate: float) -> _Work:
     """Matmuls at their rate, then the elementwise operators at the memory's; weights are read behind the matmuls."""
     assert trace.forward_flops is not None
-    blocks_flops = sum(unit.forward_flops for unit in trace.blocks)
+    held = sums(trace)
     share = 1 / (plan.layout.tp * plan.layout.pp)
     forward_flops = trace.forward_flops * share
     byte_rate = gpu.memory_bytes_per_second * MEMORY_EFFICIENCY
     flop_rate = rate * MATMUL_EFFICIENCY
-    weights_seconds = trace.params * PRECISION_BYTES[plan.precision] * share / byte_rate
+    weights_seconds = held.params * PRECISION_BYTES[plan.precision] * share / byte_rate
     touched = (
         2 * _activations(trace) * share / byte_rate
     )  # each byte is written once and read once by the next operator
     again = trace.recompute == "full"
-    again_seconds = (blocks_flops * share / flop_rate + touched) if again else 0.0
+    again_seconds = (held.blocks_flops * share / flop_rate + touched) if again else 0.0
     forward = max(forward_flops / flop_rate, weights_seconds) + touched
     return _Work(forward=forward, backward=BACKWARD_PER_FORWARD * forward + again_seconds)
 
 
 def _activations(trace: Trace) -> int:
-    """Bytes that one forward makes for backward, recomputed ones included: what each backward segment comes to hold and frees."""
-    return sum(
+    """Bytes that one forward makes for backward, recomputed ones included: what each backward segment comes to hold and frees.
+
+    Remembered per trace.
+    """
+    found = _remembered.get(id(trace))
+    if found is not None and found[0] is trace:
+        return found[1]
+    if len(_remembered) > 256:
+        _remembered.clear()
+    made = sum(
         max(point.activation_bytes for point in segment.points) - segment.end.activation_bytes
         for segment in trace.segments
         if segment.phase == "backward" and segment.points
     )
+    _remembered[id(trace)] = (trace, made)
+    return made
+
+
+_remembered: dict[int, tuple[Trace, int]] = {}
 
 
 def _sweep(trace: Trace, plan: Plan, gpu: Gpu) -> float:
     """The optimizer reads and writes master and states and reads the gradient, once each, in fp32."""
     layout = plan.layout
     shards = layout.tp * layout.pp * (1 if plan.zero_stage == 0 else layout.dp_shard)
-    touched = FP32 * (1 + 2 + 2 * plan.optimizer.states) * trace.trainable_params / shards
+    touched = FP32 * (1 + 2 + 2 * plan.optimizer.states) * sums(trace).trainable_params / shards
     return touched / (gpu.memory_bytes_per_second * MEMORY_EFFICIENCY)
 
 
@@ -103,6 +116,9 @@ def _exposed(trace: Trace, plan: Plan, cluster: Cluster, work: _Work) -> float:
     their direction: gathers beside forward or backward, reductions beside the last backward, and what belongs to the step
     (the gather of updated parameters) beside the next forward. DeepSpeed without overlap_comm hides nothing.
     """
+    if plan.accumulation > 3:  # micro-batches between the first and the last are equal
+        two, three = (_exposed(trace, replace(plan, accumulation=few), cluster, work) for few in (2, 3))
+        return two + (plan.accumulation - 2) * (three - two)
     overlaps = True
     if plan.engine == "deepspeed":
         overlap = plan.knobs.overlap_comm

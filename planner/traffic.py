@@ -34,6 +34,33 @@ class Sent:
         return VOLUME[self.move] * self.payload_bytes * (self.ranks - 1) // self.ranks
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What every plan on a trace asks again."""
+
+    params: int
+    trainable_params: int
+    hidden_size: int
+    blocks_flops: float
+
+
+def sums(trace: Trace) -> Sums:
+    """Remembered per trace."""
+    found = _remembered.get(id(trace))
+    if found is None or found[0] is not trace:
+        if len(_remembered) > 256:
+            _remembered.clear()
+        blocks = trace.blocks
+        made = Sums(
+            trace.params, trace.trainable_params, hidden_size(blocks), sum(unit.forward_flops for unit in blocks)
+        )
+        found = _remembered[id(trace)] = (trace, made)
+    return found[1]
+
+
+_remembered: dict[int, tuple[Trace, Sums]] = {}
+
+
 def traffic(trace: Trace, plan: Plan) -> Iterator[Sent]:
     """Every dp and tp collective of one optimizer step of one rank, each over the rank's part of the model at once.
 
@@ -42,9 +69,10 @@ def traffic(trace: Trace, plan: Plan) -> Iterator[Sent]:
     layout = plan.layout
     share = 1 / (layout.tp * layout.pp)
     width = PRECISION_BYTES[plan.precision]
+    held = sums(trace)
     sizes = {
-        "param": round(trace.params * width * share),
-        "grad": round(trace.trainable_params * width * share),
+        "param": round(held.params * width * share),
+        "grad": round(held.trainable_params * width * share),
     }
     if layout.dp > 1:
         for transfer in transfers(plan.zero_stage, plan.accumulation):
@@ -58,7 +86,7 @@ def traffic(trace: Trace, plan: Plan) -> Iterator[Sent]:
             )
     if layout.tp > 1 and trace.micro_batch:
         blocks = -(-len(trace.blocks) // layout.pp)
-        tensor = trace.micro_batch * (trace.seq_len or 1) * hidden_size(trace.blocks) * width
+        tensor = trace.micro_batch * (trace.seq_len or 1) * held.hidden_size * width
         for micro_batch in range(plan.accumulation):
             for event, times in TP_ALL_REDUCES.items():
                 yield Sent(
