@@ -179,6 +179,7 @@ def probe_of(row: Row, value: int, cluster: Cluster) -> Probe:
         fits=row.verdict in FITTING,
         verdict=row.verdict,
         why=why_not(row, usable),
+        allocated_bytes=memory.allocated_bytes,
         device_bytes=memory.device_bytes,
         device_bytes_low=memory.device_bytes_low,
         device_bytes_high=memory.device_bytes_high,
@@ -213,14 +214,20 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """By which bytes a probe fits: the likely ones, or the upper bound of their span."""
+    """By which bytes a probe fits. bytes: what grows steadily with the value; beside: what else is on the device."""
 
     fits: Callable[[Probe], bool]
     bytes: Callable[[Probe], int | None]
+    beside: Callable[[Probe], int]
 
 
-LIKELY = Measure(lambda probe: probe.fits, lambda probe: probe.device_bytes)
-SURE = Measure(lambda probe: probe.sure, lambda probe: probe.device_bytes_high)
+LIKELY = Measure(
+    lambda probe: probe.fits,
+    lambda probe: probe.allocated_bytes,
+    lambda probe: (probe.device_bytes or 0) - (probe.allocated_bytes or 0),
+)
+"""Near the limit the allocator gives back what it caches, so that the device's bytes stand still; those allocated do not."""
+SURE = Measure(lambda probe: probe.sure, lambda probe: probe.device_bytes_high, lambda probe: 0)
 
 
 def largest(
@@ -248,13 +255,14 @@ def largest(
 
 def _guess(tried: Tried, by: Measure) -> int | None:
     """The value at which a line through the two probes nearest to the limit reaches it; None where there is no such line."""
-    points = sorted((probe.value, taken) for probe in tried.by_value.values() if (taken := by.bytes(probe)) is not None)
-    if len(points) < 2:
+    known = [probe for probe in tried.by_value.values() if by.bytes(probe) is not None]
+    if len(known) < 2:
         return None
-    at = bisect_left([taken for _, taken in points], tried.usable_bytes)
-    at = min(max(at, 1), len(points) - 1)
+    limit = tried.usable_bytes - min(by.beside(probe) for probe in known)
+    points = sorted((probe.value, by.bytes(probe) or 0) for probe in known)
+    at = min(max(bisect_left([taken for _, taken in points], limit), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[at - 1], points[at]
-    return None if y1 <= y0 else x0 + (tried.usable_bytes - y0) * (x1 - x0) // (y1 - y0)
+    return None if y1 <= y0 else x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
 
 
 def _between(good: int, bad: int, limit: int, guess: int | None, turn: int) -> int:

@@ -36,6 +36,7 @@ class Probe:
     """A row's, or "refused"."""
     why: str
     """Why it does not fit, with the numbers; empty where it does."""
+    allocated_bytes: int | None = None
     device_bytes: int | None = None
     device_bytes_low: int | None = None
     device_bytes_high: int | None = None

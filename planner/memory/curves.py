@@ -111,7 +111,7 @@ def _between(anchors: Sequence[tuple[int, dict[Category, int]]], index: int) -> 
 def _lowered(held: dict[Category, int], over: int) -> dict[Category, int]:
     """Less of what comes and goes first, so that the sum is lower by `over`."""
     for category in ("temporary", "buckets", "gathered_params", "grads", "optimizer", "params"):
-        less = min(over, held[category])  # type: ignore[index]
-        held = {**held, category: held[category] - less}  # type: ignore[index]
+        less = min(over, held[category])
+        held = {**held, category: held[category] - less}
         over -= less
     return held

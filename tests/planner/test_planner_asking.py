@@ -66,6 +66,7 @@ def tried(bytes_of, usable: int) -> Tried:
             fits=taken <= usable,
             verdict=verdict,
             why="" if taken <= usable else "oom",
+            allocated_bytes=taken,
             device_bytes=taken,
             device_bytes_high=int(1.1 * taken),
         )
