@@ -161,10 +161,10 @@ def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[st
         notes = [note for note in notes if not note.startswith("tensor parallel")]
     width = PRECISION_BYTES[traced.precision]
     odd = [param for unit in traced.units for param in unit.params if param.dtype_bytes != width]
-    if odd:
+    if odd and any(plan.engine == "deepspeed" and plan.zero_stage == 3 for plan in plans):
         notes.append(
-            f"{len(odd)} of the parameters, such as {odd[0].name}, hold no floats: the formula counts their elements as those of the "
-            "others; --rehearse counts their bytes"
+            f"{len(odd)} of the parameters, such as {odd[0].name}, hold no floats: at ZeRO-3 the formula of engine deepspeed "
+            "counts their elements as those of the others; --rehearse counts their bytes"
         )
     said = (subject.config or {}).get("train_batch_size")
     if subject.micro_batch and isinstance(said, int):
@@ -178,12 +178,10 @@ def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[st
 
 
 _NOT_MODELLED = (
-    ("zero_optimization", "zero_hpz_partition_size", 1),
     ("zero_optimization", "zero_quantized_weights", False),
     ("zero_optimization", "zero_quantized_gradients", False),
     ("zero_optimization", "mics_shard_size", -1),
     ("", "sequence_parallel_size", 1),
-    ("data_types", "grad_accum_dtype", None),
 )
 """(block, key, the value that asks for nothing): what changes bytes and is not in the formulas yet."""
 
@@ -215,7 +213,7 @@ def config_notes(
         isinstance(zero.get(key), Mapping) and zero[key].get("device") == "nvme"
         for key in ("offload_optimizer", "offload_param")
     ):
-        notes.append(f"{source}: what is offloaded to nvme is counted as host memory")
+        notes.append(f"{source}: of what is offloaded to nvme the host's buffers are counted")
     return notes
 
 

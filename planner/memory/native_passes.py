@@ -297,7 +297,7 @@ class _Passes:
 
 
 def _sum(held: Bytes, layers: list[Layer]) -> Bytes:
-    total = held.copy()
+    total: Bytes = held.copy()
     for layer in layers:
         total += layer.bytes
     return total

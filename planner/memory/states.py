@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsplan.schemas.layout import PARTIAL, REPLICATE, ZERO, Placement
+from dsplan.schemas.optimizer import BLOCK_8BIT
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import PRECISION_BYTES
@@ -21,7 +22,11 @@ def state_bytes(model: Trace | int, plan: Plan) -> dict[str, int]:
     numel = model if isinstance(model, int) else model.params
     trainable = model if isinstance(model, int) else model.trainable_params
     split = plan.layout.tp * plan.layout.pp
-    state, width, states = ZERO[plan.zero_stage], PRECISION_BYTES[plan.precision], plan.optimizer.states
+    state, width = ZERO[plan.zero_stage], PRECISION_BYTES[plan.precision]
+    each = {"fp32": FP32, "bf16": 2, "8bit": 1 + FP32 / BLOCK_8BIT}[plan.optimizer.state_dtype]
+
+    def states(count: int) -> int:
+        return round(each * plan.optimizer.states * count)
 
     def local(count: int, placement: Placement) -> int:
         whole = placement is REPLICATE or placement is PARTIAL
@@ -32,11 +37,11 @@ def state_bytes(model: Trace | int, plan: Plan) -> dict[str, int]:
         return {
             "params": FP32 * local(numel, shard),
             "grads": FP32 * local(trainable, shard),
-            "optimizer": FP32 * states * local(trainable, shard),
+            "optimizer": states(local(trainable, shard)),
         }
     master = FP32 if width < FP32 else 0
     return {
         "params": width * local(numel, state.param),
         "grads": width * local(trainable, state.grad),
-        "optimizer": (master + FP32 * states) * local(trainable, state.optim),
+        "optimizer": master * local(trainable, state.optim) + states(local(trainable, state.optim)),
     }

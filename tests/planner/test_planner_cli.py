@@ -414,7 +414,9 @@ def test_parameters_that_are_no_floats_are_named(tmp_path: Path) -> None:
         "def build_model():\n    return Net()\n"
         "def sample_batch(micro_batch, seq_len=None):\n    return (torch.zeros(micro_batch, 4),)\n"
     )
-    assert "1 of the parameters, such as table, hold no floats" in dsplan("estimate", str(model), "--zero", "1").err
+    command = ("estimate", str(model), "--engine", "deepspeed", "--zero")
+    assert "1 of the parameters, such as table, hold no floats" in dsplan(*command, "3").err
+    assert "hold no floats" not in dsplan(*command, "1").err
 
 
 def test_tune_knows_that_batch_normalisation_sees_the_micro_batch(tmp_path: Path) -> None:
