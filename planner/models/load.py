@@ -21,6 +21,7 @@ from dsplan.schemas.problem import Problem
 if TYPE_CHECKING:
     import torch
     from dsplan.planner.tracing.flops import Flops
+    from dsplan.planner.tracing.repeating import Run
     from dsplan.schemas.trace import Trace
     from torch import nn
 
@@ -58,6 +59,8 @@ class ModelSubject(Subject):
     loss: Callable[[Any, Any], torch.Tensor] | None = field(default=None, repr=False)
     file: Path | None = None
     flops: dict[Any, Flops] = field(default_factory=dict, repr=False)
+    runs: list[Run] | None = field(default=None, repr=False)
+    """Its stretches of equal blocks; None: not looked for yet."""
 
 
 def load_subject(
@@ -158,10 +161,11 @@ def _load_file(
     path: Path, name: str | None, sets: Mapping[str, str], seq_len: int | None, adapting: Adapting
 ) -> ModelSubject:
     from dsplan.planner.models.adapted import adapt
+    from dsplan.planner.models.pretrained import from_configs
     from dsplan.planner.models.weightless import build_weightless, lazy_names
 
     _top_level_names(path)  # syntax errors first, with their line
-    with user_code(path, "import raised"):
+    with from_configs(path) as met, user_code(path, "import raised"):
         namespace = _import(path)
     called = name or "build_model"
     maker = getattr(namespace, called, None)
@@ -177,7 +181,7 @@ def _load_file(
         module = maker
     else:
         check_call(path, called, maker, arguments)
-        with user_code(path, f"{title} raised"):
+        with from_configs(path) as met, user_code(path, f"{title} raised"):
             module = build_weightless(lambda: maker(**arguments))
     if not _is_module(module):
         raise Problem(f"{path}: {title} returned {kind_of(module)}, but must return a torch.nn.Module")
@@ -192,7 +196,7 @@ def _load_file(
         raise Problem(f"{path}: {title} returned a {type(module).__name__} without parameters: nothing to train")
     with user_code(path, "train() of the model raised"):
         module.train()
-    notes = adapt(str(path), module, adapting)
+    notes = [*met, *adapt(str(path), module, adapting)]
     sample_batch = getattr(namespace, "sample_batch", None)
     if sample_batch is None:
         notes.append(

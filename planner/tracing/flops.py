@@ -53,14 +53,16 @@ class Flops:
         return sum(self.units) if self.source != UNKNOWN else None
 
 
-def forward_flops(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs) -> Flops:
+def forward_flops(
+    model: nn.Module, blocks: Sequence[tuple[str, nn.Module]], inputs: Inputs, runs: Sequence[Run] | None = None
+) -> Flops:
     """FLOPs of one forward, per unit. Of the model and its inputs shapes alone are used.
 
     Attention counts as a full square of the sequence, causal or not. An operator that multiplies matrices and has no
     handle is named in the notes. All in bf16: the fused experts' kernel takes nothing else, and it changes no count.
     Repeated blocks are counted few, where those that are counted come to the same.
     """
-    runs = find_runs(model, blocks)
+    runs = find_runs(blocks) if runs is None else runs
     if runs:
         try:
             with left_out(model, blocks, runs):

@@ -41,7 +41,7 @@ class Run:
         return traced if traced <= PATTERN else self.repeats - KEPT + traced
 
 
-def find_runs(model: nn.Module, blocks: Blocks) -> list[Run]:
+def find_runs(blocks: Blocks) -> list[Run]:
     """Stretches of equal blocks that follow each other in one container, long enough that leaving some out saves work.
 
     Equal: the same classes, settings, parameters and buffers all through, by shape, dtype and whether they are trained.

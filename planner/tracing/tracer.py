@@ -12,8 +12,8 @@ import torch
 from dsplan.planner.capturing.standing import stand_ins
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_inputs
+from dsplan.planner.models.kernel_checks import KernelChecks
 from dsplan.planner.models.load import ModelSubject, Subject
-from dsplan.planner.models.positions import PositionTables
 from dsplan.planner.models.weightless import (
     DTYPES,
     Inputs,
@@ -27,7 +27,7 @@ from dsplan.planner.models.weightless import (
 from dsplan.planner.tracing.flops import Flops, forward_flops
 from dsplan.planner.tracing.kernels import GpuKernels
 from dsplan.planner.tracing.recording import Recording
-from dsplan.planner.tracing.repeating import find_runs, left_out
+from dsplan.planner.tracing.repeating import Run, find_runs, left_out
 from dsplan.planner.tracing.replicating import replicated
 from dsplan.planner.tracing.splitting import Splitting, splitting
 from dsplan.planner.tracing.timeline import Timeline, params_by_unit
@@ -153,7 +153,7 @@ def _flops(
     if key not in subject.flops:
         inputs = inputs_of(sample(subject, micro_batch, seq_len))
         with user_code(subject.file, "the model raised"):
-            subject.flops[key] = forward_flops(subject.module, blocks, inputs)
+            subject.flops[key] = forward_flops(subject.module, blocks, inputs, _runs(subject, blocks))
     return subject.flops[key]
 
 
@@ -206,7 +206,7 @@ def _recording(
     """Repeated blocks are traced few, where those that are traced do alike."""
     num_params = [len(held) for held in params_by_unit(subject.module, [block for _, block in blocks])]
     record = functools.partial(_record, subject, blocks, num_params, rules, dtype, recompute, micro_batch, seq_len)
-    runs = find_runs(subject.module, blocks)
+    runs = _runs(subject, blocks)
     if not runs:
         return record()
     try:
@@ -217,6 +217,12 @@ def _recording(
     names = [name for name, _ in blocks]
     whole = replicated(recorded.recording, runs, names)
     return replace(recorded, recording=whole) if whole is not None else record()
+
+
+def _runs(subject: ModelSubject, blocks: Sequence[tuple[str, nn.Module]]) -> list[Run]:
+    if subject.runs is None:
+        subject.runs = find_runs(blocks)
+    return subject.runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +253,8 @@ def _record(
         timeline = Timeline(module, units, rules.roles, num_params)
         apply_recompute(module, recompute)  # type: ignore[arg-type]
         blind = functools.partial(bool, timeline.notes)
-        positions = PositionTables(module, subject.file)
-        with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), positions, timeline:
+        checks = KernelChecks(module, subject.file)
+        with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), checks, timeline:
             inputs = inputs_of(batch)
             timeline.start(inputs.tensors)
             output = inputs.feed(module)

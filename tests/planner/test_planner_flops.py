@@ -182,3 +182,26 @@ class Shared(nn.Module):
 
 def test_a_block_that_runs_three_times_counts_three_times():
     assert [unit.forward_flops for unit in flops(Shared, 1, 4).blocks] == [3 * 32, 32]
+
+
+def test_llama_7b_by_hand(tmp_path):
+    """Matrices: (parameters - embedding) x tokens; attention: two products of s x s x hidden per layer."""
+    hidden, layers, vocab, inner, length = 4096, 32, 32000, 11008, 4096
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": vocab,
+        "max_position_embeddings": length,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    traced = trace(load_subject(str(tmp_path), seq_len=length), precision="bf16")
+    linear = layers * (4 * hidden**2 + 3 * hidden * inner) * length + hidden * vocab * length
+    attention = layers * 2 * length**2 * hidden
+    assert (round(linear / 1e12, 4), round(attention / 1e12, 3)) == (27.0626, 4.398)
+    assert traced.forward_flops == 2 * (linear + attention)
+    assert len({unit.forward_flops for unit in traced.blocks}) == 1

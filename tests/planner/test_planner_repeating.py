@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from dsplan.planner.models.load import load_subject
-from dsplan.planner.tracing import flops, tracer
+from dsplan.planner.tracing import tracer
 from dsplan.planner.tracing.repeating import KEPT, Run, find_runs, left_out
 from dsplan.planner.tracing.tracer import trace
 from dsplan.runtime.blocks import find_blocks
@@ -63,8 +63,7 @@ def gpt(layers=8):
 def whole(make, **asked):
     """The trace with every block run."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (tracer, flops):
-            patch.setattr(module, "find_runs", lambda *_: [])
+        patch.setattr(tracer, "find_runs", lambda _: [])
         return trace(make(), **asked)
 
 
@@ -77,7 +76,7 @@ def is_whole(make, **asked):
 
 
 def runs_of(loaded):
-    return find_runs(loaded.module, find_blocks(loaded.module))
+    return find_runs(find_blocks(loaded.module))
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -180,7 +179,7 @@ def test_frozen_models_with_trained_heads_have_no_backward_in_their_blocks():
 def test_leaving_out_is_undone_where_the_model_raises():
     loaded = stack(layers=8)
     blocks = find_blocks(loaded.module)
-    with pytest.raises(ZeroDivisionError), left_out(loaded.module, blocks, find_runs(loaded.module, blocks)):
+    with pytest.raises(ZeroDivisionError), left_out(loaded.module, blocks, find_runs(blocks)):
         assert [name for name, _ in loaded.module.blocks.named_children()] == ["0", "1", "2", "6", "7"]
         raise ZeroDivisionError
     assert find_blocks(loaded.module) == blocks
