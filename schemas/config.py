@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dsplan.schemas.choices import RECOMPUTES, Offload, OptimizerSpec, Recompute, ZeroKnobs, optimizer_named
+from dsplan.schemas.config_knobs import read_knobs
 from dsplan.schemas.optimizer import DECAY_IN_GRADIENT
 from dsplan.schemas.problem import Problem
 
@@ -107,25 +108,7 @@ def read_config(raw: Any, source: str = "config") -> DsConfig:
         min_loss_scale=number(fp16_block, "fp16", "min_loss_scale", 1.0, low=0),
         auto_cast=take.boolean(fp16_block, "fp16", "auto_cast", False),
     )
-    sizes = {
-        name: take.integer(zero, "zero_optimization", key, default, low=low)
-        for name, key, default, low in (
-            ("reduce_bucket_size", "reduce_bucket_size", 500_000_000, 1),
-            ("allgather_bucket_size", "allgather_bucket_size", 500_000_000, 1),
-            ("prefetch_bucket_size", "stage3_prefetch_bucket_size", 50_000_000, 0),
-            ("param_persistence_threshold", "stage3_param_persistence_threshold", 100_000, 0),
-            ("max_live_parameters", "stage3_max_live_parameters", 1_000_000_000, 0),
-            ("sub_group_size", "sub_group_size", 1_000_000_000, 1),
-        )
-    }
-    overlap = zero.get("overlap_comm")
-    knobs = ZeroKnobs(
-        **sizes,
-        overlap_comm=None
-        if overlap in (None, AUTO)
-        else take.boolean(zero, "zero_optimization", "overlap_comm", False),
-        contiguous_gradients=take.boolean(zero, "zero_optimization", "contiguous_gradients", True),
-    )
+    knobs = read_knobs(take, zero, fp16_block if fp16_on else take.block(bf16_key) if bf16_on else {})
     own = take.block("dsplan")
     recompute = own.get("recompute", "none")
     if recompute not in RECOMPUTES:

@@ -71,6 +71,10 @@ def config_of(plan: Plan, user: Mapping[str, Any] | None, accumulation: int) -> 
         "wall_clock_breakdown": False,
     }
     config["zero_optimization"] = _zero(plan, config.get("zero_optimization"))
+    if plan.knobs.grad_accum_dtype is not None:
+        config["data_types"] = {**config.get("data_types", {}), "grad_accum_dtype": plan.knobs.grad_accum_dtype}
+    if plan.knobs.communication_dtype is not None:
+        config["communication_data_type"] = plan.knobs.communication_dtype
     for precision, names in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
         block = next((config.pop(name) for name in reversed(names) if isinstance(config.get(name), dict)), {})
         if plan.precision == precision:
@@ -130,6 +134,11 @@ def _zero(plan: Plan, user: Any) -> dict[str, Any]:
         "stage3_param_persistence_threshold": knobs.param_persistence_threshold,
         "stage3_max_live_parameters": knobs.max_live_parameters,
         "sub_group_size": knobs.sub_group_size,
+        "stage3_max_reuse_distance": knobs.max_reuse_distance,
+        "stage3_model_persistence_threshold": knobs.model_persistence_threshold,
+        "reduce_scatter": knobs.reduce_scatter,
+        "use_multi_rank_bucket_allreduce": knobs.multi_rank_allreduce,
+        "round_robin_gradients": knobs.round_robin_gradients,
     }
     if knobs.overlap_comm is not None:
         zero["overlap_comm"] = knobs.overlap_comm

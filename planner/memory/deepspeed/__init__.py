@@ -13,8 +13,34 @@ from dsplan.schemas.trace import Trace
 
 def ledgers(trace: Trace, plan: Plan) -> tuple[Ledger, ...]:
     """One ledger per pipeline stage: of the data-parallel rank 0, which owns the first partition."""
-    kind = _kind(plan)
-    return tuple(kind(trace, plan, stage).ledger() for stage in range(plan.layout.pp))
+    return tuple(rank.ledger(plan.optimizer) for rank in _ranks(trace, plan))
+
+
+def _ranks(trace: Trace, plan: Plan) -> tuple[Rank, ...]:
+    """The stages' ranks, remembered: neither the optimizer nor the numbers of the batch change what else they hold."""
+    key = (
+        id(trace),
+        plan.zero_stage,
+        plan.layout,
+        min(plan.accumulation, 2 if plan.layout.pp == 1 else plan.accumulation),
+        plan.offload,
+        plan.knobs,
+        plan.built,
+        plan.schedule,
+        plan.virtual_stages,
+        plan.sequence_parallel,
+    )
+    found = _remembered.get(key)
+    if found is None or found[0] is not trace:
+        if len(_remembered) > 4096:
+            _remembered.clear()
+        kind = _kind(plan)
+        made = tuple(kind(trace, plan, stage) for stage in range(plan.layout.pp))
+        found = _remembered[key] = (trace, made)
+    return found[1]
+
+
+_remembered: dict[tuple[object, ...], tuple[Trace, tuple[Rank, ...]]] = {}
 
 
 def _kind(plan: Plan) -> type[Rank]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from dsplan.planner.memory.replay import block_cut, stages_of
@@ -44,23 +44,59 @@ class Beats:
     """When backward is over."""
     saved_activation: int
     """What one more micro-batch in flight keeps."""
-    grad_order: tuple[int, ...] = field(default=())
+    grad_order: tuple[int, ...]
     """Places of the parameters in the order of their GRAD marks."""
+    is_grad: NDArray[np.bool_]
+    """By beat: whether its mark is a GRAD."""
+
+    def by_gradient(self) -> Beats:
+        """The same with the marks of gradients and ends alone, each beat being the fullest of those that it joins."""
+        kept = [index for index, (kind, _) in enumerate(self.marks) if kind in (GRAD, END)]
+        total = self.full_activation + self.full_grad
+        fullest = [
+            begin + int(np.argmax(total[begin : end + 1]))
+            for begin, end in zip([0, *(k + 1 for k in kept)], kept, strict=False)
+        ]
+        return replace(
+            self,
+            marks=tuple(self.marks[index] for index in kept),
+            names=tuple(self.names[index] for index in fullest),
+            backward=self.backward[kept],
+            full_activation=self.full_activation[fullest],
+            full_grad=self.full_grad[fullest],
+            mark_activation=self.mark_activation[kept],
+            mark_grad=self.mark_grad[kept],
+            is_grad=self.is_grad[kept],
+        )
 
 
-def beats_of(trace: Trace, pp: int, tp: int) -> tuple[Beats, ...]:
-    """The beats of each pipeline stage; remembered per trace. Empty where nothing was traced."""
-    key = (id(trace), pp, tp)
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What divides a pipeline stage's activations."""
+
+    pp: int = 1
+    tp: int = 1
+    sequence_parallel: bool = False
+    sp: int = 1
+
+
+def beats_of(trace: Trace, split: Split, stage: int, *, modules: bool) -> Beats | None:
+    """The beats of a pipeline stage, remembered per trace; modules: also where modules begin and end. None: not traced."""
+    if not trace.segments:
+        return None
+    key = (id(trace), split, stage, modules)
     found = _remembered.get(key)
     if found is None or found[0] is not trace:
-        if len(_remembered) > 256:
+        if len(_remembered) > 1024:
             _remembered.clear()
-        made = tuple(_beats(trace, pp, tp, stage) for stage in range(pp)) if trace.segments else ()
-        found = _remembered[key] = (trace, made)
+        every = _beats(trace, split, stage)
+        for with_modules, beats in ((True, every), (False, every.by_gradient())):
+            _remembered[id(trace), split, stage, with_modules] = (trace, beats)
+        found = _remembered[key]
     return found[1]
 
 
-_remembered: dict[tuple[int, int, int], tuple[Trace, tuple[Beats, ...]]] = {}
+_remembered: dict[tuple[int, Split, int, bool], tuple[Trace, Beats]] = {}
 
 
 def stage_params(trace: Trace, pp: int, stage: int) -> tuple[Param, ...]:
@@ -79,11 +115,12 @@ def stage_params(trace: Trace, pp: int, stage: int) -> tuple[Param, ...]:
     return (*before, *inside, *(param for param in outside if param.name in after))
 
 
-def _beats(trace: Trace, pp: int, tp: int, stage: int) -> Beats:
+def _beats(trace: Trace, split: Split, stage: int) -> Beats:
+    pp = split.pp
     params = stage_params(trace, pp, stage)
     events = _stage_events(trace, pp, stage) if len(trace.events) else _stage_points(trace, pp, stage)
     modules = _Modules(trace, params)
-    builder = _Builder(trace, tp, params, modules)
+    builder = _Builder(trace, split, params, modules)
     for phase, steps in itertools.groupby(events, key=lambda event: event[0]):
         builder.run(phase == "backward", steps)
     return builder.beats()
@@ -197,11 +234,11 @@ class _Modules:
 
 
 class _Builder:
-    def __init__(self, trace: Trace, tp: int, params: Sequence[Param], modules: _Modules):
-        self.trace, self.tp, self.params, self.modules = trace, tp, params, modules
+    def __init__(self, trace: Trace, divisors: Split, params: Sequence[Param], modules: _Modules):
+        self.trace, self.divisors, self.params, self.modules = trace, divisors, params, modules
         place_of = {param.name: place for place, param in enumerate(params)}
         self.places = [place_of.get(param.name, -1) for param in trace.all_params]
-        self.numels = [local_numel(param, tp) for param in params]
+        self.numels = [local_numel(param, divisors.tp) for param in params]
         self.marks: list[Mark] = []
         self.rows: list[tuple[str, bool, int, int, int, int]] = []
         self.whole = self.split = self.grad = 0
@@ -214,7 +251,10 @@ class _Builder:
 
     @property
     def activation(self) -> int:
-        return self.whole + -(-self.split // self.tp)
+        """Of one rank. Source: as memory/native_passes.py, divided."""
+        by = self.divisors
+        rest = -(-self.whole // by.tp) if by.sequence_parallel else self.whole
+        return -(-(rest - (-self.split // by.tp)) // by.sp)
 
     def run(self, backward: bool, events: Iterator[Event]) -> None:
         """All events of a phase."""
@@ -307,4 +347,5 @@ class _Builder:
             left_activation=int(arrays[2][-1]),
             saved_activation=self.saved,
             grad_order=tuple(place for kind, place in self.marks if kind == GRAD),
+            is_grad=np.array([kind == GRAD for kind, _ in self.marks]),
         )

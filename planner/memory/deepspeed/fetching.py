@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dsplan.planner.memory.deepspeed.beats import ENTER, LEAVE, Mark
+from dsplan.planner.memory.deepspeed.beats import ENTER, LEAVE, Beats, Mark
 from numpy.typing import NDArray
 
 HELD, FLAT = range(2)
@@ -76,9 +76,8 @@ class _Flat:
 
 
 class _Coordinator:
-    def __init__(self, order: Uses, held: Sequence[Sequence[int]], numels: Sequence[int], degree: int, limits: Limits):
+    def __init__(self, order: Uses, held: Sequence[Sequence[int]], numels: Sequence[int], limits: Limits):
         self.order, self.modules, self.numels, self.limits = order, held, numels, limits
-        self.padded = [-(-numel // degree) * degree for numel in numels]
         self.persistent = persistent(numels, limits)
         self.status = [_THERE if param in self.persistent else _ABSENT for param in range(len(numels))]
         self.coming: dict[int, _Flat | None] = {}
@@ -149,7 +148,7 @@ class _Coordinator:
             self.whole += self.numels[params[0]]
             flat = None
         else:
-            flat = _Flat(params, sum(self.padded[param] for param in params))
+            flat = _Flat(params, sum(self.numels[param] for param in params))
             self.flat += flat.size
         for param in params:
             self.status[param] = _COMING
@@ -176,11 +175,27 @@ class _Coordinator:
             self.fullest = (self.whole, self.flat)
 
 
-def gathered(
-    marks: Sequence[Mark], held: Sequence[Sequence[int]], numels: Sequence[int], degree: int, limits: Limits
+def gathered(beats: Beats, limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(inside, after): [mark, column] beside the persistent parameters; inside is the fullest moment of the mark.
+
+    Remembered: no batch, degree or optimizer matters to it, since padding to whole shards is left out.
+    """
+    key = (id(beats), limits)
+    found = _remembered.get(key)
+    if found is None or found[0] is not beats:
+        if len(_remembered) > 256:
+            _remembered.clear()
+        found = _remembered[key] = (beats, _gathered(beats.marks, beats.module_params, beats.numels, limits))
+    return found[1]
+
+
+_remembered: dict[tuple[int, Limits], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+
+
+def _gathered(
+    marks: Sequence[Mark], held: Sequence[Sequence[int]], numels: Sequence[int], limits: Limits
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(inside, after): [mark, column] beside the persistent parameters; inside is the fullest moment of the mark."""
-    coordinator = _Coordinator(uses(marks, held, numels), held, numels, degree, limits)
+    coordinator = _Coordinator(uses(marks, held, numels), held, numels, limits)
     inside, after = [], []
     for kind, module in marks:
         if kind == ENTER:

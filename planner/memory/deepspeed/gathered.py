@@ -12,6 +12,7 @@ from dsplan.planner.memory.deepspeed.beats import Beats
 from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, Limits, gathered, persistent
 from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, per_element
 from dsplan.planner.memory.replay import Layer
+from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import count
@@ -22,6 +23,8 @@ FULL, COPY, PIECES = range(3)
 
 
 class Gathered(Rank):
+    sees_modules = True
+
     def __init__(self, trace: Trace, plan: Plan, stage: int):
         super().__init__(trace, plan, stage)
         knobs = plan.knobs
@@ -38,7 +41,7 @@ class Gathered(Rank):
         self.pieces = [-(-numel // self.degree) for numel in self.trained_numels]
         self.shard = sum(self.pieces)
 
-    def states(self) -> list[Layer]:
+    def states(self, optimizer: OptimizerSpec) -> list[Layer]:
         width, knobs, offload = self.width, self.knobs, self.plan.offload
         layers = [self.buffers()]
         if offload != "param":
@@ -54,7 +57,9 @@ class Gathered(Rank):
         if on_device:
             why = f"{'fp32' if self.master == FP32 else '16-bit'} master: {self.master} B x {self.per_rank(on_device)}"
             layers.append(Layer("optimizer", self.master * on_device, why))
-            layers.append(self.optimizer_states(self.sub_groups() if offload == "none" else self.on_device()))
+            layers.append(
+                self.optimizer_states(optimizer, self.sub_groups() if offload == "none" else self.on_device())
+            )
         if offload == "none":
             why = f"{self.summed} B x {self.per_rank(self.shard)}"
             layers.append(Layer("grads", self.summed * self.shard, why))
@@ -81,14 +86,14 @@ class Gathered(Rank):
         groups = self.sub_groups()
         return groups[: int((1 - self.knobs.offload_ratio) * len(groups))]
 
-    def host_bytes(self) -> int:
+    def host_bytes(self, optimizer: OptimizerSpec) -> int:
         offload, knobs = self.plan.offload, self.knobs
         if offload == "none":
             return 0
         groups = self.sub_groups()[len(self.on_device()) :]
-        states = 2 * self.master * sum(groups) + int(self.optimizer_states(groups).bytes)
+        states = 2 * self.master * sum(groups) + int(self.optimizer_states(optimizer, groups).bytes)
         if knobs.nvme_optimizer:
-            tensors = 2 + self.plan.optimizer.states
+            tensors = 2 + optimizer.states
             states = FP32 * knobs.optimizer_buffers * tensors * max(groups, default=0)
         total = states + self.summed * self.shard
         if offload == "param":
@@ -97,9 +102,31 @@ class Gathered(Rank):
             total += buffers if knobs.nvme_params else shards
         return total
 
+    def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
+        """Shards, moved to one flat buffer; then the masters beside a zero gradient of the largest sub-group."""
+        width, part = self.width, max(self.sub_groups(), default=0)
+        shards = [self.buffers(), Layer("params", width * self.shard, f"{width} B x {self.per_rank(self.shard)}")]
+        if self.plan.offload == "param":
+            return [self.states(optimizer)]
+        shards.append(self.frozen(self.degree))
+        largest = max(self.numels, default=0)
+        moving = Layer("params", width * max(self.shard, largest), "the same once more, or the largest parameter whole")
+        if self.plan.offload != "none":
+            return [[*shards, moving], self.states(optimizer)]
+        master = Layer("optimizer", self.master * self.shard, f"master: {self.master} B x {self.per_rank(self.shard)}")
+        zeros = Layer("grads", self.master * part, f"zero gradient: {self.master} B x {count(part)}")
+        return [[*shards, moving], [*shards, master, zeros]]
+
+    def save(self) -> Layer | None:
+        """Module by module is gathered. Source: engine.py, _zero3_consolidated_16bit_state_dict."""
+        if not self.knobs.gather_16bit_weights_on_save or self.degree == 1:
+            return None
+        largest = max(self.numels, default=0)
+        return Layer("gathered_params", self.width * largest, f"largest parameter: {self.width} B x {count(largest)}")
+
     def moving(self, beats: Beats) -> list[Layer]:
         width = self.width
-        inside, after = self.fetches(beats)
+        inside, after = gathered(beats, self.limits)
         layers = []
         before = np.concatenate((np.zeros((1, 2), np.int64), after[:-1]))
         if self.degree > 1:
@@ -132,32 +159,18 @@ class Gathered(Rank):
             layers.append(per_element("temporary", cast, pieces, "reduced parts on their way"))
         return layers
 
-    def fetches(self, beats: Beats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What the coordinator holds at each mark; remembered, since no batch, dtype or optimizer matters to it."""
-        key = (id(beats), self.degree, self.limits)
-        found = _remembered.get(key)
-        if found is None or found[0] is not beats:
-            if len(_remembered) > 256:
-                _remembered.clear()
-            made = gathered(beats.marks, beats.module_params, self.numels, self.degree, self.limits)
-            found = _remembered[key] = (beats, made)
-        return found[1]
-
-    def steps(self) -> list[list[Layer]]:
+    def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         if self.plan.offload != "none":
             groups = self.on_device()
-            return [[Layer("temporary", int(layer.bytes), str(layer.why)) for layer in self.kernel(groups)]]
+            return [[Layer("temporary", int(layer.bytes), str(layer.why)) for layer in self.kernel(optimizer, groups)]]
         alternatives = [[Layer("temporary", FP64 * max(self.pieces, default=0), "norm of one gradient in fp64")]]
         for part in sorted(set(self.sub_groups())):
             high = Layer("grads", self.master * part, f"one sub-group: {self.master} B x {count(part)}")
             flat = Layer("grads", self.summed * part, f"the same, flattened: {self.summed} B x {count(part)}")
-            alternatives.append([high, *self.kernel([part])])
+            alternatives.append([high, *self.kernel(optimizer, [part])])
             if self.summed != self.master:
                 alternatives.append([high, flat])
         return alternatives
-
-
-_remembered: dict[tuple[int, int, Limits], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
 
 
 def scattered(

@@ -10,6 +10,7 @@ from dsplan.planner.memory.deepspeed.beats import Beats
 from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, per_element
 from dsplan.planner.memory.deepspeed.reducing import CAST, COPY, FULL, PART, Rules, ownership, reduced
 from dsplan.planner.memory.replay import Layer
+from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import count
@@ -28,6 +29,11 @@ class Partitioned(Rank):
         self.largest = max(self.trained_numels, default=0)
         self.compact = self.summed == FP32 > self.width
         self.order = self._order()
+        dealt = [self.numels[place] for place in self.order]
+        self.owners = ownership(dealt, self.part)
+        self.owned = [own for own in self.owners.own if own]
+        self.whole = sum(numel for numel, own in zip(dealt, self.owners.own, strict=True) if own)
+        """Elements of the parameters that lie in this rank's partition, also where it owns a part of one."""
 
     def _order(self) -> list[int]:
         """Places of the trained parameters as they lie in the flat group: round_robin_gradients deals them out to ranks."""
@@ -36,13 +42,7 @@ class Partitioned(Rank):
             return places
         return [place for rank in range(self.degree) for place in places[rank :: self.degree]]
 
-    @property
-    def overlapping(self) -> list[int]:
-        """Elements of the parameters that lie in this rank's partition, and those of each that it owns."""
-        owned = ownership([self.numels[place] for place in self.order], self.part).own
-        return [own for own in owned if own]
-
-    def states(self) -> list[Layer]:
+    def states(self, optimizer: OptimizerSpec) -> list[Layer]:
         layers = [
             self.buffers(),
             Layer("params", self.width * self.flat, f"{self.width} B x {count(self.trained)} params"),
@@ -52,21 +52,32 @@ class Partitioned(Rank):
             layers.append(Layer("buckets", self.width * self.largest, "buffer of the largest gradient on its way out"))
             return layers
         why = f"{'fp32' if self.master == FP32 else '16-bit'} master: {self.master} B x {self.per_rank(self.part)}"
-        return [*layers, Layer("optimizer", self.master * self.part, why), self.optimizer_states([self.part])]
+        return [
+            *layers,
+            Layer("optimizer", self.master * self.part, why),
+            self.optimizer_states(optimizer, [self.part]),
+        ]
 
-    def host_bytes(self) -> int:
+    def host_bytes(self, optimizer: OptimizerSpec) -> int:
         """Master, gradient and states, the partition in the compute dtype, a buffer of the largest gradient; sums."""
         if not self.offloads:
             return 0
-        states = int(self.optimizer_states([self.part]).bytes)
+        states = int(self.optimizer_states(optimizer, [self.part]).bytes)
         summed = self.width * self.whole if self.plan.accumulation > 1 and not self.compact else 0
         return (2 * self.master + self.width) * self.part + states + self.width * self.largest + summed
 
-    @property
-    def whole(self) -> int:
-        """Elements of the parameters that lie in this rank's partition, also where it owns a part of one."""
-        owned = ownership([self.numels[place] for place in self.order], self.part).own
-        return sum(self.numels[place] for place, own in zip(self.order, owned, strict=True) if own)
+    def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
+        """A zero gradient of the partition; states come with the first step.
+
+        Parameters are flattened on the host where the GPU has no room for them twice. Source: stage_1_and_2.py, flatten_on_accelerator.
+        """
+        width, flat = self.width, self.flat
+        whole = [self.buffers(), Layer("params", width * flat, f"{width} B x {count(flat)} params"), self.frozen()]
+        if self.offloads:
+            return [self.states(optimizer)]
+        master = Layer("optimizer", self.master * self.part, f"master: {self.master} B x {self.per_rank(self.part)}")
+        zeros = Layer("grads", self.master * self.part, f"zero gradient: {self.master} B x {self.per_rank(self.part)}")
+        return [[*whole, master, zeros]]
 
     def moving(self, beats: Beats) -> list[Layer]:
         knobs, plan = self.knobs, self.plan
@@ -94,7 +105,7 @@ class Partitioned(Rank):
             rules,
             [self.numels[place] for place in self.order],
             order,
-            self.part,
+            self.owners,
             held=self.trained if again and first else 0,
             at_end=waits,
             part=part,
@@ -121,21 +132,31 @@ class Partitioned(Rank):
             layers.append(Layer("buckets", bytes_ * since, why))
         return layers
 
-    def steps(self) -> list[list[Layer]]:
+    def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         if self.offloads:
             return [[]]
-        pieces = self.overlapping
-        kernel = self.kernel([self.part])
+        pieces = self.owned
+        between = []
+        if self.plan.accumulation > 1 and self.plan.zero_stage == 1:  # a step between two micro-batches does nothing
+            width = self.summed
+            between = [
+                [Layer("grads", width * self.trained, f"kept between micro-batches: {width} B x {count(self.trained)}")]
+            ]
+        kernel = self.kernel(optimizer, [self.part])
         high = self.master * self.part
         step = [Layer("grads", high, f"{self.master} B x {self.per_rank(self.part)}"), *kernel]
         if self.compact:
             held = Layer(
                 "grads", self.summed * self.part, f"own partition: {self.summed} B x {self.per_rank(self.part)}"
             )
-            return [[held, Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")], step]
+            return [
+                [held, Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")],
+                step,
+                *between,
+            ]
         held = Layer("grads", self.width * self.whole, f"own partition: {self.width} B x {count(self.whole)}")
         norm = Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")
         flat = self.width * self.part if len(pieces) != 1 or pieces[0] != self.part else 0
         copied = Layer("grads", flat, f"the same flattened: {self.width} B x {self.per_rank(self.part)}")
         cast = Layer("grads", high if self.master != self.width else 0, f"in fp32: 4 B x {self.per_rank(self.part)}")
-        return [[held, norm], [held, copied, cast], step]
+        return [[held, norm], [held, copied, cast], step, *between]

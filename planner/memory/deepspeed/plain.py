@@ -9,7 +9,7 @@ import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats, Bytes
 from dsplan.planner.memory.deepspeed.rank import FP32, Rank, per_element
 from dsplan.planner.memory.replay import Layer
-from dsplan.schemas.optimizer import kernel_of
+from dsplan.schemas.optimizer import OptimizerSpec, kernel_of
 from dsplan.schemas.units import count
 
 ALLREDUCE = 500_000_000
@@ -19,7 +19,7 @@ ALLREDUCE = 500_000_000
 class Plain(Rank):
     """Stage 0: everything on every rank; gradients all-reduced after backward in flat copies."""
 
-    def states(self) -> list[Layer]:
+    def states(self, optimizer: OptimizerSpec) -> list[Layer]:
         layers = [
             self.buffers(),
             Layer("params", self.width * self.trained, f"{self.width} B x {count(self.trained)} params"),
@@ -27,12 +27,14 @@ class Plain(Rank):
         ]
         if self.mixed:
             layers.append(Layer("optimizer", FP32 * self.trained, f"fp32 master: 4 B x {count(self.trained)} params"))
-        return [*layers, self.optimizer_states([self.trained] if self.flat else self.trained_numels)]
+        return [
+            *layers,
+            self.optimizer_states(optimizer, [self.trained] if self.flat(optimizer) else self.trained_numels),
+        ]
 
-    @property
-    def flat(self) -> bool:
+    def flat(self, optimizer: OptimizerSpec) -> bool:
         """FP16_Optimizer keeps one flat group, under DeepSpeed's fused Adam; FP16_UnfusedOptimizer a tensor for each."""
-        return self.mixed and kernel_of(self.plan.optimizer) == "fused"
+        return self.mixed and kernel_of(optimizer) == "fused"
 
     def moving(self, beats: Beats) -> list[Layer]:
         held = self.gradients(beats, self.plan.accumulation > 1)
@@ -52,6 +54,15 @@ class Plain(Rank):
         after = np.cumsum(sizes)
         return self.by_gradient(after, after)
 
+    def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
+        """A step over zero gradients makes the optimizer's states. Source: unfused_optimizer.py, initialize_optimizer_states."""
+        held = self.states(optimizer)
+        if not self.mixed:
+            return [held]
+        zeros = Layer("grads", FP32 * self.trained, f"zero gradients: 4 B x {count(self.trained)}")
+        numels = [self.trained] if self.flat(optimizer) else self.trained_numels
+        return [[*held, zeros, *self.kernel(optimizer, numels)]]
+
     def largest_copy(self) -> int:
         """Elements of the largest flat copy; a single gradient is reduced where it is."""
         most, run, members = 0, 0, 0
@@ -62,16 +73,16 @@ class Plain(Rank):
                 run = members = 0
         return most
 
-    def steps(self) -> list[list[Layer]]:
+    def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         grads = Layer("grads", self.width * self.trained, f"{self.width} B x {count(self.trained)} gradients")
-        numels = [self.trained] if self.flat else self.trained_numels
+        numels = [self.trained] if self.flat(optimizer) else self.trained_numels
         if not self.mixed:
-            return [[grads, *self.kernel(numels)]]
+            return [[grads, *self.kernel(optimizer, numels)]]
         copies = Layer("grads", FP32 * self.trained, f"fp32 copies: 4 B x {count(self.trained)}")
-        if not self.flat:
-            return [[grads, copies, *self.kernel(numels)]]
+        if not self.flat(optimizer):
+            return [[grads, copies, *self.kernel(optimizer, numels)]]
         again = Layer("temporary", FP32 * self.trained, "the same once more, flattened")
-        return [[grads, copies, again], [grads, copies, *self.kernel(numels)]]
+        return [[grads, copies, again], [grads, copies, *self.kernel(optimizer, numels)]]
 
 
 class Accumulated(Plain):
@@ -82,7 +93,7 @@ class Accumulated(Plain):
         unit = 2 * self.degree
         return -(-self.trained // unit) * unit // self.degree
 
-    def states(self) -> list[Layer]:
+    def states(self, optimizer: OptimizerSpec) -> list[Layer]:
         flat = self.part * self.degree
         return [
             self.buffers(),
@@ -92,8 +103,11 @@ class Accumulated(Plain):
                 "grads", self.summed * flat, f"gradients of the whole model: {self.summed} B x {count(self.trained)}"
             ),
             Layer("optimizer", FP32 * self.part, f"fp32 master: 4 B x {self.per_rank(self.part)}"),
-            self.optimizer_states([self.part]),
+            self.optimizer_states(optimizer, [self.part]),
         ]
+
+    def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
+        return [self.states(optimizer)[:-1]]  # states come with the first step
 
     def moving(self, beats: Beats) -> list[Layer]:
         held = self.gradients(beats, self.plan.accumulation > 1)
@@ -104,6 +118,6 @@ class Accumulated(Plain):
             layers.append(per_element("buckets", self.sent, copied, "copy of the sums for the all-reduce"))
         return layers
 
-    def steps(self) -> list[list[Layer]]:
+    def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         grads = Layer("grads", self.width * self.trained, f"{self.width} B x {count(self.trained)} gradients")
-        return [[grads, *self.kernel([self.part])]]
+        return [[grads, *self.kernel(optimizer, [self.part])]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
-from dsplan.planner.memory.deepspeed.beats import GRAD, Beats, Bytes, beats_of, stage_params
-from dsplan.planner.memory.replay import Layer, items_at
+from dsplan.planner.memory.deepspeed.beats import Beats, Bytes, Split, beats_of, stage_params
+from dsplan.planner.memory.replay import Layer, in_flight, items_at, timelines
 from dsplan.planner.memory.shards import local_numel
 from dsplan.schemas.ledger import Category, Ledger, Moment, Phase
-from dsplan.schemas.optimizer import kernel_of, state_bytes, step_temporary_elements
+from dsplan.schemas.optimizer import OptimizerSpec, kernel_of, state_bytes, step_temporary_elements
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Param, Trace
 from dsplan.schemas.units import PRECISION_BYTES, count, size
@@ -20,13 +23,18 @@ FP64 = 8
 
 
 class Rank:
-    """Elements: numel of all parameters here, trained of those with gradients. Rows: the beats and their marks in turn."""
+    """What does not depend on the optimizer, so that one rank serves many plans.
+
+    Elements: numel of all parameters here, trained of those with gradients. Rows: the beats and their marks in turn.
+    """
+
+    sees_modules = False
 
     def __init__(self, trace: Trace, plan: Plan, stage: int):
         layout = plan.layout
         self.trace, self.plan, self.stage, self.knobs = trace, plan, stage, plan.knobs
-        found = beats_of(trace, layout.pp, layout.tp)
-        self.beats: Beats | None = found[stage] if found else None
+        split = Split(layout.pp, layout.tp, plan.sequence_parallel, layout.sp)
+        self.beats = beats_of(trace, split, stage, modules=self.sees_modules)
         self.params: Sequence[Param] = self.beats.params if self.beats else stage_params(trace, layout.pp, stage)
         self.numels: Sequence[int] = (
             self.beats.numels if self.beats else [local_numel(param, layout.tp) for param in self.params]
@@ -42,44 +50,80 @@ class Rank:
         self.trained_numels = [numel for param, numel in zip(self.params, self.numels, strict=True) if param.trainable]
         self.trained = sum(self.trained_numels)
         self.frozen_bytes = sum(
-            self.width * numel if param.stored_bytes is None else -(-param.stored_bytes * numel // max(1, param.numel))
+            param.dtype_bytes * numel if param.stored_bytes is None else -(-param.stored_bytes * numel // max(1, param.numel))
             for param, numel in zip(self.params, self.numels, strict=True)
             if not param.trainable
         )
+        self.model_numel = sum(unit.numel for unit in trace.units)
         overlap = plan.knobs.overlap_comm
         self.overlap = plan.zero_stage == 3 if overlap is None else overlap and layout.pp == 1
 
-    def ledger(self) -> Ledger:
-        states = self.states()
-        moments: list[Moment] = []
-        left = 0
-        if self.beats is not None:
-            moments = self.moments(self.beats, [*states, self.activations(self.beats), *self.moving(self.beats)])
-            left = self.beats.left_activation
+    def ledger(self, optimizer: OptimizerSpec) -> Ledger:
+        held = self.states(optimizer)
+        states = items_at(held, 0)
+        moments = [Moment(phase="load", where="initialize", items=items_at(_fullest(self.loads(optimizer)), 0))]
+        moments += [replace(moment, items=(*states, *moment.items)) for moment in self.passes]
+        left = self.beats.left_activation if self.beats else 0
         loop = Layer("activations", left, "inputs and what the loop still holds")
-        stepping = [layer for layer in states if layer.category != "gathered_params"]  # the step lets go of them first
-        fullest = max(self.steps(), key=lambda layers: sum(int(layer.bytes) for layer in layers))
-        moments.append(Moment(phase="step", where="optimizer step", items=items_at([*stepping, loop, *fullest], 0)))
+        stepping = [layer for layer in held if layer.category != "gathered_params"]  # the step lets go of them first
+        step = items_at([*stepping, loop, *_fullest(self.steps(optimizer))], 0)
+        moments.append(Moment(phase="step", where="optimizer step", items=step))
+        saving = self.save()
+        if saving is not None:
+            moments.append(Moment(phase="save", where="gathering the model", items=(*states, *items_at([saving], 0))))
         return Ledger(
             engine="deepspeed",
             level="formula",
             moments=tuple(moments),
-            resident_bytes=sum(int(layer.bytes) for layer in states),
-            host_bytes=self.host_bytes(),
+            resident_bytes=sum(item.bytes for item in states),
+            host_bytes=self.host_bytes(optimizer),
+            load_host_bytes=self.load_host_bytes(optimizer),
+            save_host_bytes=self.width * self.model_numel if saving else 0,
         )
 
-    def states(self) -> list[Layer]:
+    def states(self, optimizer: OptimizerSpec) -> list[Layer]:
         raise NotImplementedError
 
     def moving(self, beats: Beats) -> list[Layer]:
         raise NotImplementedError
 
-    def steps(self) -> list[list[Layer]]:
+    def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         """Alternatives for the fullest moment of the step, each as what it holds beside the states."""
         raise NotImplementedError
 
-    def host_bytes(self) -> int:
+    def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
+        """Alternatives for the fullest moment of initialize, each as all that it holds."""
+        raise NotImplementedError
+
+    def save(self) -> Layer | None:
+        """What is gathered to be saved; None: nothing."""
+        return None
+
+    def host_bytes(self, optimizer: OptimizerSpec) -> int:
         return 0
+
+    def load_host_bytes(self, optimizer: OptimizerSpec) -> int:
+        """The whole model in fp32, as the script builds it on every rank; on meta it takes nothing."""
+        offloaded = self.host_bytes(optimizer)
+        if self.plan.built == "meta":
+            return offloaded
+        whole = FP32 * self.model_numel + self.trace.buffer_bytes
+        return max(whole, offloaded + whole if self.plan.offload == "param" else offloaded)
+
+    @cached_property
+    def passes(self) -> list[Moment]:
+        """The fullest moments of forward, backward and evaluation, without the states."""
+        beats = self.beats
+        if beats is None:
+            return []
+        moving = self.moving(beats)
+        moments = self.moments(beats, [self.activations(beats), *moving])
+        alone = timelines(self.trace, self.plan.layout.pp)[self.stage].alone
+        most = Layer("activations", int(alone.max(initial=0)), "at most: forward without saved tensors")
+        forward = next((moment for moment in moments if moment.phase == "forward"), None)
+        gathered = [item for item in forward.items if item.category == "gathered_params"] if forward else []
+        evaluation = (*items_at([most], 0), *gathered)
+        return [*moments, Moment(phase="eval", where="forward without saved tensors", items=evaluation)]
 
     # Rows
 
@@ -92,8 +136,7 @@ class Rank:
     def by_gradient(self, inside: Bytes, after: Bytes, before: int = 0) -> Bytes:
         """Rows from values by gradient (and one more for the end): inside is that of its mark, after of what follows."""
         assert self.beats is not None
-        marks = self.beats.marks
-        is_grad = np.array([kind == GRAD for kind, _ in marks])
+        is_grad = self.beats.is_grad
         done = np.cumsum(is_grad)
         held = np.concatenate(([before], after))
         during = held[done - is_grad]
@@ -102,21 +145,18 @@ class Rank:
         return self.rows(during, at_mark)
 
     def activations(self, beats: Beats) -> Layer:
-        """Of the running micro-batch, and of those that wait in the pipeline.
-
-        1F1B keeps min(pp - pp_stage, micro-batches) in flight. Source: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.
-        """
-        layout, accumulation = self.plan.layout, self.plan.accumulation
-        flight = accumulation if self.plan.schedule == "gpipe" else min(layout.pp - self.stage, accumulation)
-        waiting = (flight - 1) * (layout.pp > 1)
+        """Of the running micro-batch, and of those that wait in the pipeline."""
+        plan, layout = self.plan, self.plan.layout
+        flying = in_flight(layout, self.stage, plan.accumulation, plan.schedule, plan.virtual_stages)
+        waiting = math.ceil((flying - 1) * beats.saved_activation) if flying > 1 else 0
         traced = self.rows(beats.full_activation, beats.mark_activation)
 
         def why(row: int) -> str:
             text = f"traced {size(int(traced[row]))}" + (f" (tp {layout.tp})" if layout.tp > 1 else "")
-            more = f", + {waiting} micro-batches in flight x {size(beats.saved_activation)}"
+            more = f", + {float(flying) - 1:g} micro-batches in flight x {size(beats.saved_activation)}"
             return text + (more if waiting else "")
 
-        return Layer("activations", traced + waiting * beats.saved_activation, why)
+        return Layer("activations", traced + waiting, why)
 
     def arriving(self, beats: Beats) -> Layer:
         """Gradients that autograd still holds: of one operator, or parts that wait to be summed."""
@@ -147,18 +187,17 @@ class Rank:
         divided = f" / dp {degree}" if degree > 1 else ""
         return Layer("params", -(-self.frozen_bytes // degree), f"frozen: {size(self.frozen_bytes)}{divided}")
 
-    def optimizer_states(self, numels: Sequence[int]) -> Layer:
+    def optimizer_states(self, optimizer: OptimizerSpec, numels: Sequence[int]) -> Layer:
         """States of flat tensors of these sizes."""
-        optimizer, total = self.plan.optimizer, sum(numels)
+        total = sum(numels)
         held = state_bytes(optimizer, [(numel,) for numel in numels])
         if self.state < FP32 and optimizer.state_dtype == "fp32":
             held -= (FP32 - self.state) * optimizer.states * total
         why = f"{optimizer.label}: {optimizer.states} x {self.state} B x {self.per_rank(total)}"
         return Layer("optimizer", held, why)
 
-    def kernel(self, numels: Sequence[int]) -> list[Layer]:
+    def kernel(self, optimizer: OptimizerSpec, numels: Sequence[int]) -> list[Layer]:
         """Temporaries of the optimizer over flat tensors of these sizes."""
-        optimizer = self.plan.optimizer
         elements = step_temporary_elements(optimizer, numels)
         name = kernel_of(optimizer)
         width = self.master
@@ -170,6 +209,10 @@ class Rank:
 
 NDArrayBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Why = Callable[[int], str]
+
+
+def _fullest(alternatives: list[list[Layer]]) -> list[Layer]:
+    return max(alternatives, key=lambda layers: sum(int(layer.bytes) for layer in layers))
 
 
 def per_element(category: Category, width: int, elements: Bytes, what: str) -> Layer:

@@ -44,8 +44,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Where each parameter lies in the flat group: first and last partition, the elements that rank 0 owns of it."""
+    """By parameter: where it begins in the flat group, its first and last partition, the elements that rank 0 owns of it."""
 
+    begin: Sequence[int]
     first: Sequence[int]
     last: Sequence[int]
     own: Sequence[int]
@@ -54,13 +55,24 @@ class Ownership:
 
 def ownership(numels: Sequence[int], part: int) -> Ownership:
     """Of parameters laid one after the other and cut in partitions of `part` elements; rank 0 has the first."""
-    first, last, own, offset = [], [], [], 0
-    for numel in numels:
-        first.append(offset // part if part else 0)
-        last.append((offset + max(numel, 1) - 1) // part if part else 0)
-        own.append(max(0, min(part - offset, numel)))
-        offset += numel
-    return Ownership(first, last, own, part)
+    sizes, part = np.array(numels, dtype=np.int64), max(part, 1)
+    begin = np.cumsum(sizes) - sizes
+    last = (begin + np.maximum(sizes, 1) - 1) // part
+    own = np.clip(part - begin, 0, sizes)
+    return Ownership(begin.tolist(), (begin // part).tolist(), last.tolist(), own.tolist(), part)
+
+
+def largest_group(begin: int, numel: int, part: int, limit: int) -> int:
+    """Elements of the largest flat copy for one parameter cut at partitions: slices go together until they exceed limit."""
+    most = members = gathered = 0
+    position, end = begin, begin + numel
+    while position < end:
+        piece = min(end, (position // part + 1) * part) - position
+        position, gathered, members = position + piece, gathered + piece, members + 1
+        if gathered > limit or position == end:
+            most = max(most, gathered if members > 1 else 0)
+            gathered = members = 0
+    return most
 
 
 class _Bucket:
@@ -154,19 +166,19 @@ class _Bucket:
             return 0
         if self.elements <= rules.bucket:
             return self.elements
-        at_once = rules.bucket // owners.part + 1 if owners.part else pieces  # until more than the bucket is gathered
-        return min(self.elements, at_once * owners.part) if at_once > 1 else 0
+        (large,) = members
+        return largest_group(owners.begin[large], self.elements, owners.part, rules.bucket)
 
 
 def reduced(
-    rules: Rules, numels: Sequence[int], order: Sequence[int], part_size: int, *, held: int, at_end: bool, part: int
+    rules: Rules, numels: Sequence[int], order: Sequence[int], owners: Ownership, *, held: int, at_end: bool, part: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(inside, after): [gradient, column] in the order of backward, and one row more for the end.
 
     order: places in numels. held: elements of gradients that were there when backward began; they are among those to
     come. at_end: nothing is reduced before the end, and then in the model's order. part: kept of earlier micro-batches.
     """
-    bucket = _Bucket(rules, numels, ownership(numels, part_size), held, part)
+    bucket = _Bucket(rules, numels, owners, held, part)
     if not at_end:
         for place in order:
             bucket.take(place, arrives=not held)
