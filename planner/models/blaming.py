@@ -63,7 +63,8 @@ def as_problem(error: BaseException, path: Path, what: str, *, blind: bool = Fal
             "a tensor's value was read before (.item(), .tolist(), if tensor: ...), for which 1.0, 0 or False stood, since "
             f"dsplan runs the model on tensors without values; if it is that, give the model a way without it, or {state_bytes}"
         )
-    return Problem(f"{where}: {what} {reason(error)}; {remedy}", user_traceback=text)
+    inside = f", in {_place(error, path).strip()}" if running and where == str(path) and not script else ""
+    return Problem(f"{where}: {what} {reason(error)}{inside}; {remedy}", user_traceback=text)
 
 
 def reason(error: BaseException) -> str:
@@ -141,6 +142,16 @@ def _lacking(error: BaseException, running: bool, state_bytes: str) -> str | Non
         return f"needs the values of a tensor on the host ({_operator(text)}), {without}; {way}"
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         return f"calls {_operator(text)}, for which torch has no form without values, {without}; {way}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return (
+            f"makes a tensor larger than this host's free memory ({text[-120:]}); leave out device= and make it by torch or its "
+            "modules (torch.empty, nn.Linear), which dsplan puts on device meta, where they cost nothing"
+        )
+    if "Torch not compiled with" in text or ("Could not run 'aten::" in text and "from the 'Meta'" not in text):
+        return (
+            f"asks for a device that torch does not know here ({text[:80]}); leave out device=, or ask for cpu or cuda: dsplan "
+            "puts what the model and sample_batch make where it belongs"
+        )
     if not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
         return None
     if "from the 'Meta' backend" in text:

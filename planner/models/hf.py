@@ -197,7 +197,7 @@ def _longest(text: Any) -> tuple[int | None, str, int]:
         if isinstance(value, int) and value > 0:
             # where positions start after the padding
             reserved = 2 if "roberta" in str(getattr(text, "model_type", "")) else 0
-            return value - reserved, name, value
+            return value - reserved, getattr(text, "attribute_map", {}).get(name, name), value
     return None, "", 0
 
 

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from dsplan.planner.capturing.gpuless import GpuAs
+from dsplan.schemas.units import size
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -39,11 +41,40 @@ def build_weightless(build: Callable[[], Any]) -> Any:
     The second way costs one parameter's memory at a time. Whatever it raises is the caller's to explain.
     """
     try:
-        with torch.device("meta"), GpuAs("meta"):
+        with HostMemory(), torch.device("meta"), GpuAs("meta"):
             return build()
+    except MemoryError:
+        raise
     except Exception:
-        with parameters_on_meta():
+        with HostMemory(), parameters_on_meta():
             return build()
+
+
+class HostMemory(TorchFunctionMode):
+    """MemoryError before a tensor is made on the host that its free memory cannot hold; the kernel would end the process."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FACTORIES and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+            asked = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory", "out")}
+            wanted = func(*args, **{**asked, "device": "meta"})
+            free = _free_bytes()
+            if free is not None and wanted.nbytes > free:
+                raise MemoryError(f"{size(wanted.nbytes)} asked for on the cpu, {size(free)} free")
+        return func(*args, **kwargs)
+
+
+_FACTORIES = (torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+"""What fills the memory that it takes."""
+
+
+def _free_bytes() -> int | None:
+    """Of the host; None where the system does not say. Source: proc(5), /proc/meminfo."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
 
 
 @contextmanager

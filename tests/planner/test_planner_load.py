@@ -509,3 +509,87 @@ def test_no_frame_of_ours_in_the_users_traceback(write):
     _, text = refusal(lambda: trace(load_subject(write("model.py", text)), precision="bf16"))
     assert re.findall(r'File "(.*?)"', text)[-1].endswith("model.py")
     assert not any("planner/" in name for name in re.findall(r'File "(.*?)"', text))
+
+
+POSITIONS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tok, self.pos, self.out = nn.Embedding(50, 8), nn.Embedding(16, 8), nn.Linear(8, 50)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device)
+        return self.out(self.tok(x) + self.pos(places.unsqueeze(0)))
+
+def build_model():
+    return Net()
+
+def sample_batch(micro_batch, seq_len=None):
+    return (torch.zeros(micro_batch, seq_len or 16, dtype=torch.long),)
+"""
+
+
+def test_a_sequence_longer_than_the_table_of_a_model_file(write):
+    path = write("model.py", POSITIONS)
+    trace(load_subject(path), precision="bf16")
+    text, _ = refusal(lambda: trace(load_subject(path, seq_len=32), precision="bf16"))
+    assert text.startswith("model.py:12: position 31 is read of pos.weight, which has 16 rows; feed a shorter sequence")
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("torch.zeros(micro_batch, 4, dtype=torch.long)", "0.weight of bfloat16 gets an input of int64"),
+        ("torch.zeros(micro_batch, 4, dtype=torch.complex64)", "0.weight of bfloat16 gets an input of complex64"),
+        ("torch.zeros(micro_batch, 4, device='xpu')", "asks for a device that torch does not know here"),
+        ("torch.zeros(micro_batch, 5)", "in Linear.forward"),
+    ],
+)
+def test_a_batch_that_no_kernel_takes(write, batch, expected):
+    path = write("model.py", MODEL.replace("torch.zeros(micro_batch, 4)", batch))
+    text, _ = refusal(lambda: trace(load_subject(path), precision="bf16"))
+    assert expected in text
+
+
+def test_a_weight_larger_than_the_hosts_memory(write):
+    whole = "class Big(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter({})\n"
+    lines = "import torch\nfrom torch import nn\n" + whole + "def build_model():\n    return Big()\n"
+    text, _ = refusal(lambda: load_subject(write("model.py", lines.format("torch.ones(2**24, 2**24, device='cpu')"))))
+    assert text.startswith("model.py:6: Big.__init__ makes a tensor larger than this host's free memory (1024 TiB")
+    subject = load_subject(write("small.py", lines.format("torch.ones(2**24, 2**24)")))
+    assert subject.module.w.numel() == 2**48, "on device meta it costs nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "seq_len", "expected"),
+    [
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": 40, "n_embd": 32},
+            41,
+            "seq_len 41 is longer than n_positions 40 of the config, the rows of transformer.wpe; give --seq-len 40 or less",
+        ),
+        ({"architectures": None}, None, 'names no class; add "architectures": ["LlamaForCausalLM"]'),
+        (
+            {"architectures": ["MyModel"], "auto_map": {"AutoModel": "my.MyModel"}},
+            None,
+            "MyModel is code that comes with the weights (auto_map), which dsplan does not run; write a model.py",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_used_says_the_way_round(write, changes, seq_len, expected):
+    path = write("config.json", {**LLAMA, **changes})
+    text, _ = refusal(lambda: load_subject(path, seq_len=seq_len))
+    assert expected in text
+
+
+def test_a_model_file_that_asks_for_weights_is_built_from_the_config(write, tmp_path):
+    (tmp_path / "folder").mkdir()
+    write("folder/config.json", LLAMA)
+    load = "from transformers import AutoModelForCausalLM\ndef build_model():\n"
+    path = write("model.py", load + "    return AutoModelForCausalLM.from_pretrained('folder')\n")
+    subject = load_subject(path)
+    assert all(param.is_meta for param in subject.module.parameters())
+    assert type(subject.module).__name__ == "LlamaForCausalLM"
