@@ -30,7 +30,7 @@ def main() -> None:
     orders = current_orders()
     if orders is None:
         raise SystemExit("dsplan: error: this module is started by dsplan launch, not by hand")
-    _die_with_launcher(orders.launcher_pid)
+    die_with_parent(orders.launcher_pid)
     script, *arguments = sys.argv[1:]
     _write_whole_lines()
     try:
@@ -61,11 +61,11 @@ def _write_whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _die_with_launcher(launcher_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the launcher ends; end now where it already has."""
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent ends; end now where it already has."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher_pid:
+        if os.getppid() != parent_pid:
             os._exit(1)
 
 

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from dsplan.planner.capturing.confining import OFFLINE
+from dsplan.planner.capturing.progress import slowest_line
 from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.problem import Problem
@@ -86,27 +89,39 @@ def capture(subject: ScriptSubject, precision: str | None, recompute: str | None
 
 
 def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
-    """One run in a child. What the script prints is kept out of our stdout."""
-    with tempfile.TemporaryDirectory(prefix="dsplan-") as folder:
-        answer_file, output_file = Path(folder, "answer.json"), Path(folder, "output.txt")
-        full = {**request, "script": str(subject.path), "answer": str(answer_file)}
+    """One run in a child. What the script prints is kept out of our stdout; what it writes goes to a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="dsplan-", ignore_cleanup_errors=True) as folder:
+        answer_file, progress_file = Path(folder, "answer.json"), Path(folder, "progress.json")
+        temporary = Path(folder, "tmp")
+        temporary.mkdir()
+        full = {
+            **request,
+            "script": str(subject.path),
+            "answer": str(answer_file),
+            "progress": str(progress_file),
+            "folder": folder,
+            "parent_pid": os.getpid(),
+        }
         command = [sys.executable, "-c", START, json.dumps(full), *subject.script_args]
-        with output_file.open("wb") as output:
+        with _ended_by_sigterm():
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **OFFLINE, "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary)},
             )
+            printed = _Tail(child.stdout)
             try:
                 code = child.wait(subject.timeout_seconds)
             except subprocess.TimeoutExpired:
-                raise Problem(
-                    f"{subject.source}: no engine.backward() within {subject.timeout_seconds:g} s; give it less to do before "
-                    "its first step (its arguments go after --)"
-                ) from None
+                raise Problem(_too_slow(subject, slowest_line(progress_file, subject.path))) from None
             finally:
                 _end(child)
-        printed = output_file.read_text(errors="replace")
+                tail = printed.text()
         if not answer_file.exists():
-            raise _died(subject.source, code, printed)
+            raise _died(subject.source, code, tail)
         answer = json.loads(answer_file.read_text())
     if "problem" in answer:
         raise Problem(answer["problem"], user_traceback=answer.get("user_traceback"))
@@ -117,6 +132,54 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
         optimizer=OptimizerSpec(**optimizer) if optimizer else None,
         micro_batch=answer["micro_batch"],
     )
+
+
+def _too_slow(subject: ScriptSubject, slowest: str) -> str:
+    return (
+        f"{subject.source}: no engine.backward() within {subject.timeout_seconds:g} s{f'; {slowest}' if slowest else ''}; give it "
+        "less to do before its first step (its arguments go after --), or more time by --trace-timeout"
+    )
+
+
+class _Tail:
+    """The last that a child prints, however much it is."""
+
+    MOST_BYTES = 1 << 16
+
+    def __init__(self, stream: IO[bytes] | None):
+        assert stream is not None
+        self._stream = stream
+        self._held = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(ValueError, OSError):
+            while chunk := os.read(self._stream.fileno(), self.MOST_BYTES):
+                self._held = (self._held + chunk)[-self.MOST_BYTES :]
+
+    def text(self) -> str:
+        """Once the child is gone."""
+        self._thread.join(1.0)
+        self._stream.close()
+        return self._held.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves by an exception meanwhile, so that the child is ended first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import runpy
@@ -13,68 +13,98 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dsplan.runtime
 import torch
 import torch.distributed as dist
+from dsplan.planner.capturing import progress
 from dsplan.planner.capturing.captured import Captured, Engine, Recording, init_distributed, initialize
+from dsplan.planner.capturing.confining import Confinement
+from dsplan.planner.capturing.explaining import why_stopped
 from dsplan.planner.capturing.gpuless import small_loaders, without_gpu
+from dsplan.planner.capturing.hugging_face import patch_transformers
 from dsplan.planner.capturing.resizing import Resize
+from dsplan.planner.capturing.silencing import anything, silence
+from dsplan.planner.capturing.standing import stand_ins
+from dsplan.planner.capturing.when_imported import WhenImported
 from dsplan.planner.models.blaming import as_problem, blame
 from dsplan.planner.models.weightless import parameters_on_meta
+from dsplan.runtime.bootstrap import die_with_parent
 from dsplan.schemas.problem import Problem
 
 
 def main() -> None:
     """Of the process: it never returns."""
     request = json.loads(sys.argv[1])
+    die_with_parent(request["parent_pid"])
     script = request["script"]
     answer_file = Path(request["answer"])
+    progress.watch(script, Path(request["progress"]), request["parent_pid"])
+    confinement = Confinement(Path(request["folder"]), lambda: _line_now(script))
+    recording = Recording(**{key: request[key] for key in ("precision", "recompute", "micro_batch")}, source=script)
     answer: dict[str, Any]
     try:
-        answer = _run(
-            script,
-            sys.argv[2:],
-            Recording(**{key: request[key] for key in ("precision", "recompute", "micro_batch")}, source=script),
-        )
+        answer = _run(script, sys.argv[2:], recording, confinement)
     except Problem as problem:
         answer = {"problem": str(problem), "user_traceback": problem.user_traceback}
-    answer_file.write_text(json.dumps(answer))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with confinement.at_ease():
+        answer_file.write_text(json.dumps(answer))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     os._exit(0)  # data workers, threads and exit handlers of the script have nothing left to do
 
 
-def _run(script: str, arguments: Sequence[str], recording: Recording) -> dict[str, Any]:
+def _run(script: str, arguments: Sequence[str], recording: Recording, confinement: Confinement) -> dict[str, Any]:
+    met: list[str] = []
     sys.path.insert(0, str(Path(script).resolve().parent))
     sys.argv = [script, *arguments]
     _as_under_a_launcher()
     _stand_in_for_deepspeed(recording)
     small_loaders()
-    sys.meta_path.insert(0, _WhenImported("transformers.modeling_utils", _from_config))
+    silence(met, lambda name, then: sys.meta_path.insert(0, WhenImported(name, then)))
+    patch_transformers(met, lambda name, then: sys.meta_path.insert(0, WhenImported(name, then)))
     warnings.simplefilter("ignore")
+    stood_in: list[str] = []
     try:
-        with without_gpu(), parameters_on_meta():
+        with stand_ins() as stood_in, without_gpu(), parameters_on_meta():
+            confinement.begin()
             runpy.run_path(script, run_name="__main__")
     except Captured as captured:
-        return captured.answer
+        answer = captured.answer
+        answer["trace"]["notes"] = [*answer["trace"]["notes"], *stood_in, *met, *confinement.notes()]
+        return answer
     except Problem:
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            raise Problem(_unfinished(script, recording, "exits")) from None
-        where, text = blame(error, Path(script))
-        if recording.resize is not None and recording.resize.asked is not None:
-            raise _not_resized(script, recording.resize, error, text) from error
-        if isinstance(error, SystemExit):
-            raise Problem(f"{where}: the script exits with code {error.code}; its arguments go after --") from None
-        recorded = recording.resize.timeline if recording.resize is not None else None
-        blind = recorded is not None and bool(recorded.notes)
-        raise as_problem(error, Path(script), "the script raised", blind=blind, script=True) from error
+        raise _as_problem(script, recording, error) from error
     raise Problem(_unfinished(script, recording, "ends"))
+
+
+def _as_problem(script: str, recording: Recording, error: BaseException) -> Problem:
+    """What the script raised, told by its line; exits too."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return Problem(_unfinished(script, recording, "exits"))
+    where, text = blame(error, Path(script))
+    stopped = why_stopped(error)
+    if stopped is not None:
+        return Problem(f"{where}: {stopped}")
+    if recording.resize is not None and recording.resize.asked is not None:
+        return _not_resized(script, recording.resize, error, text)
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else f"{str(error.code)[:80]!r}"
+        return Problem(f"{where}: the script exits with code {code}; its arguments go after --")
+    recorded = recording.resize.timeline if recording.resize is not None else None
+    blind = recorded is not None and bool(recorded.notes)
+    return as_problem(error, Path(script), "the script raised", blind=blind, script=True)
+
+
+def _line_now(script: str) -> str:
+    line = progress.line_of(sys._getframe(1), str(Path(script).resolve()))
+    return f"{script}:{line}" if line else script
 
 
 def _not_resized(script: str, resize: Resize, error: BaseException, text: str | None) -> Problem:
@@ -133,28 +163,7 @@ def _stand_in_for_deepspeed(recording: Recording) -> None:
     assert dsplan.runtime.__file__ is not None
     sys.path.insert(1, str(Path(dsplan.runtime.__file__).parent / "stand_in"))
     sys.meta_path.append(_AnySubmodule())
-    sys.meta_path.insert(0, _WhenImported("deepspeed", _anything_else))
-
-
-class _Anything:
-    """Stands for what the stand-in lacks: can be called, subclassed, entered and asked for more."""
-
-    def __init__(self, *_: Any, **__: Any):
-        pass
-
-    def __call__(self, *args: Any, **_: Any) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) else self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    sys.meta_path.insert(0, WhenImported("deepspeed", _anything_else))
 
 
 def _anything(name: str) -> Any:
@@ -170,7 +179,7 @@ def _anything(name: str) -> Any:
             if name == "checkpoint"
             else importlib.import_module("deepspeed.checkpointing")
         )
-    return type(name, (_Anything,), {}) if name[:1].isupper() else _Anything()
+    return anything(name)
 
 
 def _anything_else(module: types.ModuleType) -> None:
@@ -190,47 +199,3 @@ class _AnySubmodule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         _anything_else(module)
-
-
-class _WhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls `then(module)` right after a module has been imported."""
-
-    def __init__(self, name: str, then: Callable[[types.ModuleType], None]):
-        self._name = name
-        self._then = then
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            self._loader = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._then(module)
-
-    def __getattr__(self, name: str) -> Any:  # get_filename, is_package, ...: the true loader's affair
-        if "_loader" not in self.__dict__ or name.startswith("find_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-
-def _from_config(modeling_utils: Any) -> None:
-    """from_pretrained builds from the config: weights decide no byte."""
-
-    def from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:
-        if config is None:
-            config = cls.config_class.from_pretrained(name)
-        for key in ("attn_implementation", "_attn_implementation"):
-            if key in options:
-                config._attn_implementation = options[key]
-        return cls(config)
-
-    modeling_utils.PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dsplan.planner.capturing.resizing import Resize
 from dsplan.planner.models.weightless import DTYPES, Inputs, compute_dtype, fakes, lazy_names, lent_weights
 from dsplan.planner.tracing.flops import forward_flops
-from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.kernels import GpuKernels, NormalValues
 from dsplan.planner.tracing.splitting import splitting
 from dsplan.planner.tracing.timeline import Timeline
 from dsplan.planner.tracing.tracer import assemble, sequence_length
@@ -196,6 +196,8 @@ class Engine(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = Inputs(args, kwargs)
+        if self._timeline is None and not torch.is_grad_enabled():
+            return self._evaluate(given)
         if self._timeline is None:
             self._fed = _batch_of(given)
             resize = self._recording.resize = Resize(self._mode, self._fed, self._recording.micro_batch)
@@ -212,6 +214,18 @@ class Engine(nn.Module):
             cast = tree_map(lambda leaf: self._cast(leaf), given)
         output = cast.feed(self.module)
         return output
+
+    def _evaluate(self, given: Inputs) -> Any:
+        """A forward before training: zeros of the right shapes come out, as real tensors of one element."""
+
+        def hollow(leaf: Any) -> Any:
+            return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape) if isinstance(leaf, FakeTensor) else leaf
+
+        resize = Resize(self._mode, None, None)
+        values = NormalValues()  # type: ignore[no-untyped-call]
+        with resize, self._mode, GpuKernels(), values:
+            output = tree_map(self._cast, resize.convert(given)).feed(self.module)
+        return tree_map(hollow, output)
 
     def _cast(self, leaf: Any) -> Any:
         """Floats in the compute dtype; as they arrive, so that what is cast costs nothing."""

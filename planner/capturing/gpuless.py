@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
+import sysconfig
+import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +28,9 @@ def without_gpu() -> Iterator[None]:
     instead: list[tuple[Any, str, Any]] = [
         (nn.Module, "cuda", lambda self, *_, **__: self),
         (nn.Module, "to", _placed(nn.Module.to)),
-        (torch.cuda, "set_device", lambda *_: None),
-        (torch.cuda, "current_device", lambda: 0),
-        (torch.cuda, "synchronize", lambda *_: None),
-        (torch.cuda, "device_count", lambda: 1),
+        (torch, "set_default_device", _kept_default(torch.set_default_device)),
+        *((torch.cuda, name, answer) for name, answer in _CUDA.items()),
+        (torch.cuda, "is_available", _to_the_user(torch.cuda.is_available)),
         (torch.amp.autocast_mode.autocast, "__init__", init),
         (optimizer, "_get_fused_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"]),
     ]
@@ -40,6 +43,112 @@ def without_gpu() -> Iterator[None]:
     finally:
         for holder, name, value in before:
             setattr(holder, name, value)
+
+
+_MEMORY_BYTES = 80 * 2**30
+
+
+def _answering(value: Any) -> Callable[..., Any]:
+    """A function of its own each time: torch's compiler keeps a table of them."""
+
+    def answer(*_: Any, **__: Any) -> Any:
+        return value
+
+    return answer
+
+
+_PROPERTIES = types.SimpleNamespace(
+    name="a GPU that is stood in for", total_memory=_MEMORY_BYTES, major=8, minor=0, multi_processor_count=108
+)
+
+
+class _Stream:
+    """A stream or an event of which nothing waits."""
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def elapsed_time(self, *_: Any) -> float:
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: self
+
+
+_CUDA: dict[str, Any] = {
+    **{
+        name: _answering(None)
+        for name in (
+            "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all",
+            "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "init", "set_rng_state",
+            "set_rng_state_all", "set_per_process_memory_fraction",
+        )
+    },
+    **{
+        name: _answering(0)
+        for name in (
+            "current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+            "memory_cached", "max_memory_cached", "utilization",
+        )
+    },
+    **{
+        name: type(name, (_Stream,), {})
+        for name in ("Stream", "Event", "stream", "current_stream", "default_stream", "device", "device_of")
+    },
+    "device_count": _answering(1),
+    "is_initialized": _answering(False),
+    "is_bf16_supported": _answering(True),
+    "get_device_name": _answering(_PROPERTIES.name),
+    "get_device_capability": _answering((_PROPERTIES.major, _PROPERTIES.minor)),
+    "get_device_properties": _answering(_PROPERTIES),
+    "mem_get_info": _answering((_MEMORY_BYTES, _MEMORY_BYTES)),
+    "memory_stats": _answering({}),
+    "memory_summary": _answering(""),
+    "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+    "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+}  # fmt: skip
+"""What torch.cuda answers: one GPU of the size and kind of an A100 (its data sheet), on which nothing is."""
+
+
+def _to_the_user(original: Callable[[], bool]) -> Callable[[], bool]:
+    """There is a GPU for the user's own files, so that they go on; libraries, which would use it, are told the truth."""
+
+    def is_available() -> bool:
+        return original() or not is_library(sys._getframe(1).f_code.co_filename)
+
+    return is_available
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file is Python's, an installed package's or our own."""
+    path = Path(file)
+    return (
+        file.startswith("<")
+        or any(part in ("site-packages", "dist-packages") for part in path.parts)
+        or any(Path(folder) in path.parents for folder in _LIBRARIES)
+    )
+
+
+_LIBRARIES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).resolve().parents[2] / "runtime"))
+
+
+def _kept_default(original: Callable[..., None]) -> Callable[..., None]:
+    def set_default_device(device: Any) -> None:
+        if device is not None and not _is_gpu(device):
+            original(device)
+
+    return set_default_device
 
 
 class GpuAs(TorchFunctionMode):

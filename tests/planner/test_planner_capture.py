@@ -1,9 +1,15 @@
 """Training scripts, run unchanged up to their first backward. One child process per script and setting."""
 
+import os
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from dsplan.planner.capturing.confining import Refused
+from dsplan.planner.capturing.explaining import why_stopped
 from dsplan.planner.models.load import load_subject
 from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import OptimizerSpec
@@ -190,7 +196,7 @@ def test_a_script_that_does_not_get_there(script, text, expected):
 
 def test_a_script_that_takes_too_long(script):
     message, _ = refusal(lambda: script("while True: pass", trace_timeout_seconds=0.5).config)
-    assert "no engine.backward() within 0.5 s" in message
+    assert "no engine.backward() within 0.5 s" in message and "or more time by --trace-timeout" in message
 
 
 def test_the_scripts_own_traceback_comes_along(script):
@@ -237,3 +243,136 @@ def test_the_working_folder_shadows_nothing(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
     monkeypatch.chdir(tmp_path)
     assert load_subject("code/train.py").micro_batch == 2
+
+
+LAPTOP_SCRIPT = """
+import os, subprocess
+import torch, wandb, deepspeed
+from flash_attn import flash_attn_func
+from torch.utils.data import DataLoader
+from torch.utils.tensorboard import SummaryWriter
+
+assert torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+assert torch.cuda.get_device_capability()[0] >= 8
+torch.cuda.manual_seed_all(1)
+torch.cuda.reset_peak_memory_stats()
+wandb.init(project="x", config={"a": 1})
+writer = SummaryWriter("runs")
+os.makedirs("out", exist_ok=True)
+subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+    def forward(self, x):
+        return flash_attn_func(*self.qkv(x).view(*x.shape[:2], 3, 2, 16).unbind(2)).flatten(2)
+
+with deepspeed.zero.Init():
+    model = Net()
+torch.save(model.state_dict(), "out/model.pt")
+model.load_state_dict({"other": torch.zeros(1)})
+model = torch.compile(model.to("cuda"))
+loader = DataLoader([torch.zeros(8, 32) for _ in range(12)], batch_size=3, num_workers=4, pin_memory=True)
+engine, _, _, _ = deepspeed.initialize(
+    model=model, model_parameters=model.parameters(),
+    config={"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+)
+engine.eval()
+with torch.no_grad():
+    seen = engine(torch.zeros(5, 8, 32))
+    assert seen.shape == (5, 8, 32) and seen.float().numpy().sum() == 0 and seen.mean().item() == 0
+engine.train()
+for x in loader:
+    start = torch.cuda.Event(enable_timing=True)
+    start.record()
+    loss = engine(x.cuda(non_blocking=True)).float().mean()
+    wandb.log({"loss": loss.item(), "peak": torch.cuda.max_memory_allocated()})
+    with open("out/log.txt", "a") as file:
+        file.write("x" * 3_000_000)
+    print("x" * 3_000_000)
+    engine.backward(loss)
+    engine.step()
+"""
+
+
+def test_a_script_of_a_cluster_on_a_laptop(script, tmp_path):
+    """GPUs, kernels, trackers, workers, files and weights that are not there, or that tracing does not touch."""
+    traced = trace(script(LAPTOP_SCRIPT), precision="bf16")
+    assert (traced.params, traced.micro_batch) == (32 * 96 + 96, 3)
+    # x, q k v, the output in bf16; sums of the softmax in fp32; a seed; the output and its mean in fp32
+    forward = [segment for segment in traced.segments if segment.phase == "forward"]
+    assert forward[-1].end.activation_bytes == 2 * 3 * 8 * (32 + 96 + 32) + 4 * 3 * 2 * 8 + 16 + 4
+    assert traced.forward_flops == 2 * 3 * 8 * 32 * 96 + 2 * 3 * 2 * 8 * 8 * 2 * 16
+    notes = "\n".join(traced.notes)
+    assert "flash_attn 2 is not installed: flash_attn_func stood in for" in notes
+    assert "weights that the script loads are left out" in notes
+    assert "the script wrote a file (out/log.txt), kept nowhere" in notes
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+def test_the_network_is_refused_by_its_line(script):
+    message, text = refusal(
+        lambda: script("import urllib.request\nurllib.request.urlopen('http://example.org')").config
+    )
+    assert message == (
+        "train.py:2: the network (example.org) is refused while the script is traced; fetch what it needs before and give a "
+        "local path, or let the script skip it"
+    )
+    assert text is None
+
+
+def chained(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+OFFLINE = type("OfflineModeIsEnabled", (ConnectionError,), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            ModuleNotFoundError("No module named 'trl'", name="trl"),
+            "trl is not installed where dsplan runs; install it here",
+        ),
+        (
+            ModuleNotFoundError("No module named 'transformer_engine'", name="transformer_engine.pytorch"),
+            "transformer_engine.pytorch is not installed, and its kernels have no stand-in; let the script go without it",
+        ),
+        (
+            chained(OSError("We couldn't connect"), OFFLINE("offline")),
+            "without network; fetch it once (hf download NAME",
+        ),
+        (AssertionError("Torch not compiled with CUDA enabled"), "a function of CUDA that has no stand-in"),
+        (chained(RuntimeError("retried 3 times"), Refused("the network (x)", "skip it")), "the network (x) is refused"),
+        (ValueError("of the script's own"), None),
+    ],
+)
+def test_what_stops_a_script_here_and_not_on_its_cluster(error, expected):
+    told = why_stopped(error)
+    assert told is None if expected is None else expected in told
+
+
+def test_a_parent_that_is_killed_leaves_no_child(tmp_path):
+    """SIGTERM by an exception, SIGKILL by the kernel: the script's connection ends, since its process is gone."""
+    (tmp_path / "train.py").write_text(
+        "import socket, sys\nheld = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\nheld.send(b'1')\nwhile True: pass\n"
+    )
+    start = (
+        "import sys\nfrom dsplan.planner.models.load import load_subject\n"
+        "load_subject(sys.argv[1], script_args=sys.argv[2:]).config\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = str(server.getsockname()[1])
+            parent = subprocess.Popen([sys.executable, "-c", start, str(tmp_path / "train.py"), port])
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(1) == b"1"
+                os.kill(parent.pid, number)
+                assert parent.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+                connection.settimeout(60)
+                assert connection.recv(1) == b""

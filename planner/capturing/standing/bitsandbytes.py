@@ -6,6 +6,7 @@ bitsandbytes/autograd/_functions.py, bitsandbytes/optim/*.py of 0.50.
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ class Linear4bit(nn.Linear):
         elements = input_features * output_features
         packed = torch.empty(-(-elements // (2 * quant_storage.itemsize)), 1, dtype=quant_storage, device="meta")
         self.weight = Params4bit(packed, requires_grad=False)
-        self.weight.quantized_shape = (output_features, input_features)  # type: ignore[attr-defined]
+        told = {"quantized_shape": (output_features, input_features), "compress_statistics": compress_statistics}
+        self.weight.__dict__.update(told, quant_type=quant_type, quant_state=None)
         scales = -(-elements // BLOCK_4BIT)
         if compress_statistics:
             _hold(self, absmax=scales, nested_absmax=4 * -(-scales // BLOCK_SCALES), codes=4 * (16 + 256) + 4)
@@ -76,6 +78,8 @@ class Linear8bitLt(nn.Linear):
         super().__init__(input_features, output_features, bias, device="meta")
         called(_PACKAGE, type(self).__name__)
         self.has_fp16_weights = has_fp16_weights
+        self.index = index
+        self.state = types.SimpleNamespace(has_fp16_weights=has_fp16_weights, threshold=threshold)
         if not has_fp16_weights:
             shape = (output_features, input_features)
             self.weight = Int8Params(torch.empty(shape, dtype=torch.int8, device="meta"), requires_grad=False)

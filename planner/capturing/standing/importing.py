@@ -101,7 +101,7 @@ def _module(name: str) -> _StandIn:
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if _root(fullname) not in _PARTS or (fullname in _LIBRARIES_CHANGE_BY and _asked_by_a_library()):
+        if _root(fullname) not in _PARTS or (fullname in _LIBRARIES_CHANGE_BY and asked_by_a_library()):
             return None
         if fullname not in _held(fullname):
             return None
@@ -137,7 +137,7 @@ class _Distribution(importlib.metadata.Distribution):
         return Path(path)
 
 
-def _asked_by_a_library() -> bool:
+def asked_by_a_library() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
