@@ -172,7 +172,7 @@ _remembered: dict[tuple[int, int], tuple[Trace, tuple[Timeline, ...]]] = {}
 
 def _looks(trace: Trace, stage: Timeline) -> object:
     """Equal for stages that hold the same bytes, but for micro-batches in flight."""
-    kinds = tuple(unit_shape(trace.units[unit]) for unit in stage.units if unit)
+    kinds = tuple(unit_kinds(trace)[unit] for unit in stage.units if unit)
     part = 0 if stage.pp_stage == 0 else 2 if stage.pp_stage == stage.pp - 1 else 1
     arrays = (stage.activation, stage.split, stage.alone, stage.grad, stage.segment, stage.kind, stage.backward)
     return (part, kinds, stage.saved_bytes, stage.left_bytes, *(array.tobytes() for array in arrays))
@@ -256,7 +256,7 @@ def ends_of_runs(trace: Trace, kept: list[Segment], root_grad: list[int], carrie
     In a run of equal blocks whose bytes grow by the same from one to the next, every engine's bytes change by the same too,
     so that none in the middle exceeds both ends.
     """
-    shapes = [unit_shape(unit) for unit in trace.units]
+    shapes = unit_kinds(trace)
     keys = [(s.phase, s.unit == 0, shapes[s.unit], len(s.points)) for s in kept]
     values = [
         (
@@ -291,8 +291,23 @@ def ends_of_runs(trace: Trace, kept: list[Segment], root_grad: list[int], carrie
     return chosen
 
 
-def unit_shape(unit: Unit) -> tuple[tuple[object, ...], ...]:
-    """All of a unit's parameters that bytes depend on: units of equal shape hold, gather and reduce the same."""
+def unit_kinds(trace: Trace) -> tuple[int, ...]:
+    """By unit: the first unit of the same shape. Units of one kind hold, gather and reduce the same. Remembered per trace."""
+    found = _kinds.get(id(trace))
+    if found is None or found[0] is not trace:
+        if len(_kinds) > 256:
+            _kinds.clear()
+        first: dict[object, int] = {}
+        numbers = tuple(first.setdefault(_unit_shape(unit), index) for index, unit in enumerate(trace.units))
+        found = _kinds[id(trace)] = (trace, numbers)
+    return found[1]
+
+
+_kinds: dict[int, tuple[Trace, tuple[int, ...]]] = {}
+
+
+def _unit_shape(unit: Unit) -> object:
+    """All of a unit's parameters that bytes depend on."""
     return tuple((p.shape, p.dtype_bytes, p.trainable, p.tp_dim, p.stored_bytes) for p in unit.params)
 
 

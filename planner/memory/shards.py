@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from dsplan.planner.memory.replay import unit_shape
+from dsplan.planner.memory.replay import unit_kinds
 from dsplan.schemas.optimizer import OptimizerSpec, product, state_bytes, step_temporary_elements
 from dsplan.schemas.trace import Param, Trace, Unit
 from dsplan.schemas.units import PRECISION_BYTES
@@ -154,19 +154,18 @@ class _Sizes:
 def _shards(trace: Trace, tp: int, dp_shard: int, part: Part) -> Shards:
     width = PRECISION_BYTES[trace.precision]
     rows: list[_Sizes] = []
-    known: dict[object, _Sizes] = {}
+    kinds = unit_kinds(trace)
     for index, unit in enumerate(trace.units):
         if index == 0:
             rows.append(_sizes(outside_blocks(trace, part), tp, dp_shard, width))
-            continue
-        shape = unit_shape(unit)
-        if shape not in known:
-            known[shape] = _sizes(unit.params, tp, dp_shard, width)
-        rows.append(known[shape])
+        elif 0 < kinds[index] < index:
+            rows.append(rows[kinds[index]])
+        else:
+            rows.append(_sizes(unit.params, tp, dp_shard, width))
     arrays = {name: np.array([*(getattr(row, name) for row in rows), 0], dtype=np.int64) for name in _COLUMNS}
     return Shards(
         **arrays,
-        ratio=_ratio(trace.units, tp),
+        ratio=_ratio(trace.units, kinds, tp),
         largest=max(row.largest_by_unit for row in rows),
         largest_shard=max(row.largest_shard for row in rows),
         trained_shapes=tuple(row.trained_shapes for row in rows),
@@ -218,13 +217,12 @@ def _sizes(params: tuple[Param, ...], tp: int, dp_shard: int, width: int) -> _Si
     return _Sizes(**sums, largest_shard=largest_shard, trained_shapes=tuple(trained))
 
 
-def _ratio(units: tuple[Unit, ...], tp: int) -> NDArray[np.float64]:
-    known: dict[object, float] = {}
-    found = []
-    for unit in units:
-        shape = unit_shape(unit)
-        if shape not in known:
-            held = sum(local_numel(param, tp) for param in unit.params)
-            known[shape] = held / unit.numel if unit.numel else 1.0
-        found.append(known[shape])
+def _ratio(units: tuple[Unit, ...], kinds: tuple[int, ...], tp: int) -> NDArray[np.float64]:
+    found: list[float] = []
+    for index, unit in enumerate(units):
+        if kinds[index] < index:
+            found.append(found[kinds[index]])
+            continue
+        numel = unit.numel
+        found.append(sum(local_numel(param, tp) for param in unit.params) / numel if numel else 1.0)
     return np.array([*found, 1.0])
