@@ -1,8 +1,11 @@
 """How long an estimate takes, part by part: `python benchmarks/estimate_speed.py [MODEL]` (Llama-3-8B unless told otherwise).
 
-CPU seconds beside wall seconds, since only the former mean anything on a machine that others share.
+CPU seconds beside wall seconds, since only the former mean anything on a machine that others share. Importing torch and
+transformers costs more than the traces, whose repeated blocks are traced few.
 """
 
+import contextlib
+import itertools
 import resource
 import sys
 import time
@@ -24,19 +27,29 @@ def imports():
     return tracer
 
 
+def import_transformers():
+    with contextlib.suppress(ImportError):
+        from transformers import LlamaForCausalLM
+
+        return LlamaForCausalLM
+
+
 def main():
     model = sys.argv[1] if len(sys.argv) > 1 else str(LLAMA)
-    tracer = timed("imports", imports)
+    timed("import torch", lambda: __import__("torch"))
+    if model.endswith(".json"):
+        timed("import transformers", import_transformers)
+    tracer = timed("import dsplan", imports)
     from dsplan.planner.models.load import load_subject
     from dsplan.runtime.blocks import find_blocks
 
     subject = timed("load", lambda: load_subject(model))
     if subject.kind != "script":
         timed("FLOPs", lambda: tracer._flops(subject, find_blocks(subject.module), 1, subject.seq_len))
-    for recompute in ("none", "full"):
+    for precision, recompute in itertools.product(("fp32", "fp16", "bf16"), ("none", "full")):
         timed(
-            f"trace, recompute {recompute}",
-            lambda policy=recompute: tracer.trace(subject, precision="bf16", recompute=policy),
+            f"trace {precision}, recompute {recompute}",
+            lambda name=precision, policy=recompute: tracer.trace(subject, precision=name, recompute=policy),
         )
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{'peak resident memory':<28} {peak_gib:7.2f} GiB")

@@ -25,9 +25,42 @@ class GpuKernels(TorchFunctionMode):
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
             kwargs.pop("dropout_p", None)
+            if _only_on_a_gpu(*args, **kwargs):
+                return _FusedAttention.apply(*args[:3])  # type: ignore[no-untyped-call]
         if func in (F.rms_norm, torch.rms_norm):
             return _rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _only_on_a_gpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> bool:
+    """Values wider or narrower than keys: memory-efficient on a GPU, where the cpu writes the scores out.
+
+    Source: transformers/cuda/sdp_utils.cpp (check_head_dim_size_mem_efficient); transformers/sdp_utils_cpp.cpp, whose
+    flash attention takes one head dim alone.
+    """
+    same_heads = query.dim() == key.dim() == value.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    return same_heads and query.shape[-1] != value.shape[-1]
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Saves query, key, value, its output and an fp32 log-sum-exp per query and head; scores are never written.
+
+    The output lies as [batch, length, heads, dim]. Source: transformers/cuda/attention.cu (_efficient_attention_forward).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        batch, heads, length, _ = query.shape
+        shape = (batch, length, heads, value.shape[-1])
+        output = torch.empty(shape, dtype=query.dtype, device=query.device).transpose(1, 2)
+        sums = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
+        ctx.save_for_backward(query, key, value, output, sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        held = zip(ctx.saved_tensors[:3], ctx.needs_input_grad, strict=True)
+        return tuple(torch.empty_like(tensor) if wanted else None for tensor, wanted in held)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,7 +154,7 @@ def _flops(
     key = (micro_batch, seq_len)
     if key not in subject.flops:
         inputs = inputs_of(sample(subject, micro_batch, seq_len))
-        with user_code(subject.file, "the model raised"):
+        with user_code(subject.file, "the model raised"), uncompiled():
             subject.flops[key] = forward_flops(subject.module, blocks, inputs, _runs(subject, blocks))
     return subject.flops[key]
 
@@ -219,6 +221,16 @@ def _recording(
     return replace(recorded, recording=whole) if whole is not None else record()
 
 
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """What torch.compile wraps runs as it is written: what it fuses is not foreseen, and compiling costs minutes."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def _runs(subject: ModelSubject, blocks: Sequence[tuple[str, nn.Module]]) -> list[Run]:
     if subject.runs is None:
         subject.runs = find_runs(blocks)
@@ -254,7 +266,7 @@ def _record(
         apply_recompute(module, recompute)  # type: ignore[arg-type]
         blind = functools.partial(bool, timeline.notes)
         checks = KernelChecks(module, subject.file)
-        with user_code(subject.file, "the model raised", blind), mode, GpuKernels(), checks, timeline:
+        with user_code(subject.file, "the model raised", blind), uncompiled(), mode, GpuKernels(), checks, timeline:
             inputs = inputs_of(batch)
             timeline.start(inputs.tensors)
             output = inputs.feed(module)

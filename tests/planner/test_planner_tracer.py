@@ -330,3 +330,48 @@ def test_events_tell_the_same_story_as_the_segments():
         assert set(sizes) == {2 * params[index].numel}
     assert Trace.from_json(traced.to_json()) == traced
     assert Trace.from_json(traced.to_json()).segments[1].first_event == traced.segments[1].first_event > 0
+
+
+class WideValues(nn.Module):
+    """Attention whose values are wider than its keys, as in latent attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.values = nn.Linear(16, 16), nn.Linear(16, 32)
+
+    def forward(self, x):  # [2, 3, 64, 16]
+        keys, values = self.keys(x), self.values(x)
+        return nn.functional.scaled_dot_product_attention(keys, keys, values, is_causal=True).sum()
+
+
+def test_attention_with_wide_values_writes_no_scores():
+    """Kept in bf16: keys, values, output and an fp32 log-sum-exp per query and head; 64 x 64 scores are not."""
+    rows = 2 * 3 * 64
+    wide = subject(WideValues, lambda batch, seq: (torch.zeros(2, 3, 64, 16),))
+    (forward, _) = trace(wide, precision="bf16").segments
+    inputs, loss = 2 * rows * 16, 2
+    assert forward.end.activation_bytes == inputs + 2 * rows * (16 + 32 + 32) + 4 * rows + loss
+
+
+def test_compiled_blocks_are_traced_as_they_are_written():
+    def make(wrap):
+        def build():
+            model = Residual()
+            for index, block in enumerate(model.blocks):
+                model.blocks[index] = wrap(block)
+            return model
+
+        return trace(subject(build, lambda batch, seq: (torch.zeros(batch, FED),)), precision="fp32").segments
+
+    assert make(torch.compile) == make(lambda block: block)
+
+
+def test_events_name_the_innermost_module_forth_and_back():
+    traced = trace(residual(), precision="fp32", micro_batch=BATCH)
+    events = traced.events
+    for segment, following in itertools.pairwise(traced.segments):
+        if segment.unit:
+            ran = range(segment.first_event, following.first_event)
+            made = {events.modules[events.module[index]] for index in ran if events.delta_bytes[index] > 0}
+            block = traced.units[segment.unit].name
+            assert made == {f"{block}.up", block, f"{block}.down"}
