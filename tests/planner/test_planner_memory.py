@@ -12,7 +12,7 @@ from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import CATEGORIES, STEP_PHASES
 from dsplan.schemas.plan import ENGINES, Plan
 from dsplan.schemas.trace import Trace
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import subject
 from traces import param, stack, stacks
@@ -214,6 +214,7 @@ def test_blocks_that_take_turns_are_runs_too():
     assert len(timelines(trace, 1)[0].unit) == 4 + 2 * 8
 
 
+@settings(max_examples=25)
 @given(stacks, plans)
 def test_the_ledger_is_the_fullest_of_the_pipeline(trace, of_any):
     of_any = replace(of(trace, of_any), layout=replace(of_any.layout, pp=min(3, len(trace.blocks))), zero_stage=0)
@@ -222,6 +223,7 @@ def test_the_ledger_is_the_fullest_of_the_pipeline(trace, of_any):
     assert ledger(trace, of_any).allocated_bytes == max(book.allocated_bytes for book in books)
 
 
+@settings(max_examples=25)
 @given(stacks, plans)
 def test_splitting_the_sequence_never_takes_more(trace, of_any):
     of_any = replace(of(trace, of_any), engine="native")
@@ -232,6 +234,7 @@ def test_splitting_the_sequence_never_takes_more(trace, of_any):
     assert ledger(trace, longer).allocated_bytes <= ledger(trace, even).allocated_bytes
 
 
+@settings(max_examples=25)
 @given(stacks, plans, st.sampled_from(OPTIMIZERS), st.sampled_from(["fp32", "bf16", "8bit"]))
 def test_more_shards_never_hold_more_states(trace, of_any, name, dtype):
     """But for a maximum per block of 256 elements, of which a small shard may begin one more."""
