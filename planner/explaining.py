@@ -17,8 +17,8 @@ from dsplan.schemas.problem import Problem
 
 LARGEST_ITEMS = 4
 MOST_CHANGES = 3
-MOST_PROBES = 3
-"""Of a value, for the block that every report has: the present one and two more, so that a report costs few traces."""
+MOST_PROBES = 4
+"""Of a value, for the block that every report has: the present one and three more, so that a report costs few traces."""
 SMALL_BUCKET = 50_000_000
 """Elements. Source: the size that DeepSpeed's documentation gives for clusters short of memory (docs, zero_optimization)."""
 
@@ -59,11 +59,15 @@ def explanation(bench: Bench, row: Row, *, own: bool, global_batch: int | None) 
         usable_bytes=usable,
         room_bytes=None if usable is None else usable - row.memory.device_bytes,
         host_bytes=row.memory.host_bytes,
-        host_room_bytes=None,
+        host_room_bytes=_room(cluster.host_memory_bytes, row.memory.host_bytes),
         reach=reach,
         changes=changes,
         no_change=no_change,
     )
+
+
+def _room(there: int | None, taken: int | None) -> int | None:
+    return None if there is None or taken is None else there - taken
 
 
 def _reaches(bench: Bench, plan: Plan) -> Iterator[Reach]:
