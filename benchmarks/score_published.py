@@ -73,7 +73,9 @@ def main() -> None:
     scores, reasons = score(rows)
     report = summary(scores, reasons, len(rows))
     if options.json:
-        json.dump(report | {"rows": [asdict(each) | {"error": each.error} for each in scores]}, sys.stdout, indent=1)
+        json.dump(
+            report | {"rows_scored": [asdict(each) | {"error": each.error} for each in scores]}, sys.stdout, indent=1
+        )
         print()
     else:
         print(as_text(report, scores, options.worst))

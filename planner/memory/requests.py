@@ -36,6 +36,21 @@ class Requests:
         return replay(self.events, streams=self.streams, expandable=expandable, limit_bytes=limit_bytes)
 
 
+def recorded(events: Sequence[tuple[int, int]], resident: int) -> Requests:
+    """Those of a rehearsed step, twice. The first `resident` events are of what is there before it and after it."""
+    held: dict[int, int] = {}
+    for storage, delta in events[:resident]:
+        held[storage] = held.get(storage, 0) + delta
+    whole = list(events[:resident])
+    for _ in range(STEPS):
+        sizes = dict(held)
+        for storage, delta in events[resident:]:
+            sizes[storage] = sizes.get(storage, 0) + delta
+        whole += events[resident:]
+        whole += [(storage, held.get(storage, 0) - size) for storage, size in sizes.items()]
+    return Requests([event for event in whole if event[1]], {})
+
+
 def requests_of(trace: Trace, plan: Plan) -> Requests | None:
     """What a rank of the first pipeline stage asks for; None where nothing is traced."""
     if not trace.segments or not len(trace.events):

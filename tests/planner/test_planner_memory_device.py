@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dsplan.planner.memory import ledger
 from dsplan.planner.memory.device import UNTRACED, Fragmentation, device_bytes, device_memory, verdict
-from dsplan.planner.memory.requests import requests_of
+from dsplan.planner.memory.requests import recorded, requests_of
 from dsplan.planner.models.load import load_subject
 from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import ZeroKnobs
@@ -93,6 +93,15 @@ def test_the_host_has_a_verdict_where_its_memory_is_known():
     assert device_memory(book(10, host_bytes=GIB), plan(), small)[1] == "host_oom"
     assert device_memory(book(10, host_bytes=GIB), plan(), replace(small, host_memory_bytes=8 * GIB))[1] == "fits"
     assert device_memory(book(78, host_bytes=GIB), plan(), small)[1] == "oom"  # the GPU comes first
+
+
+def test_a_recorded_step_is_replayed_twice_from_what_is_resident():
+    """Storage 1 stays; 2 and 3 are made in the step, and 3 is left over at its end."""
+    step = [(1, 40 * MIB), (2, 12 * MIB), (2, -12 * MIB), (3, 24 * MIB)]
+    found = recorded(step, 1)
+    assert found.events == [*step, (3, -24 * MIB), *step[1:], (3, -24 * MIB)]
+    peaks = found.replay()
+    assert (peaks.allocated_bytes, peaks.reserved_bytes) == (64 * MIB, 76 * MIB)
 
 
 @pytest.mark.parametrize("engine", ["native", "deepspeed"])
