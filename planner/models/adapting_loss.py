@@ -26,7 +26,7 @@ def change_loss(source: str, module: nn.Module, loss: Loss) -> list[str]:
     softcap = getattr(config, "final_logit_softcapping", None)
     if softcap is not None:
         config.final_logit_softcapping = None  # type: ignore[union-attr]
-    head.forward = lambda hidden: hidden  # type: ignore[method-assign]
+    head.forward = lambda input: input  # type: ignore[method-assign]
 
     def loss_function(logits: torch.Tensor, labels: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         hidden = logits.reshape(-1, logits.shape[-1])
