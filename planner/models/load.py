@@ -47,6 +47,8 @@ class Subject:
     micro_batch: int | None = None
     hidden_size: int | None = None
     """Of a HF config: what Trainer fills some "auto" sizes by."""
+    arguments: dict[str, Any] | None = field(default=None, repr=False)
+    """Of the load_subject that made it, for another process to do the same; None: it was made otherwise."""
     traces: dict[Any, Trace] = field(default_factory=dict, repr=False)
 
 
@@ -73,6 +75,26 @@ def load_subject(
     adapting: Adapting = AS_IT_IS,
 ) -> Subject:
     """The subject that MODEL names. Problem where it cannot be had, in one line with the remedy."""
+    subject = _load(model, sets, seq_len, script_args, trace_timeout_seconds, adapting)
+    subject.arguments = {
+        "model": model,
+        "sets": dict(sets or {}),
+        "seq_len": seq_len,
+        "script_args": tuple(script_args),
+        "trace_timeout_seconds": trace_timeout_seconds,
+        "adapting": adapting,
+    }
+    return subject
+
+
+def _load(
+    model: str,
+    sets: Mapping[str, str] | None,
+    seq_len: int | None,
+    script_args: Sequence[str],
+    trace_timeout_seconds: float,
+    adapting: Adapting,
+) -> Subject:
     kind, path, name = told_apart(model)
     if kind != "file" and sets:
         raise Problem(f"--set {next(iter(sets))}=... goes to build_model() of a model file, but {model} has none")

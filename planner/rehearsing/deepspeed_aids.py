@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,17 +119,65 @@ def _device_name(accelerator: Any, device_index: Any = None) -> str:
     return HOST.type if device_index is None and asking in _ASK_FOR_THE_TYPE else str(GPU)
 
 
-class OnGpu(TorchFunctionMode):
-    """Lets torch.tensor and its like, which make real tensors first, put them on the GPU as they were told."""
+class Shortcuts(TorchFunctionMode):
+    """Lets torch.tensor and its like, which make real tensors first, put them on the GPU as they were told.
+
+    And where DeepSpeed cuts a tensor into one part per rank, parts of one size are one tensor: their values do not matter,
+    and a thousand ranks would take minutes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: weakref.WeakValueDictionary[tuple[int, int, int], torch.Tensor] = weakref.WeakValueDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _CUTS and _in_collectives():
+            tensor = args[0]
+            if func is torch.Tensor.narrow and len(args) == 4 and args[1] == 0:
+                return self._part(tensor, args[3])
+            if func is torch.Tensor.__getitem__ and isinstance(args[1], slice):
+                start, stop, step = args[1].indices(len(tensor))
+                if step == 1:
+                    return self._part(tensor, max(0, stop - start))
+            if func is torch.chunk and len(tensor) % args[1] == 0:
+                return [self._part(tensor, len(tensor) // args[1])] * args[1]
         result = func(*args, **kwargs)
         if func in (torch.tensor, torch.as_tensor) and result.device == HOST:
             device = kwargs.get("device")
             if device is not None and torch.device(device) == GPU:
                 return torch.empty(result.shape, dtype=result.dtype, device=GPU)  # a constant would not move
         return result
+
+    def _part(self, tensor: torch.Tensor, length: int) -> torch.Tensor:
+        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), length)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = tensor.narrow(0, 0, length)
+        return part
+
+
+_CUTS = (torch.Tensor.__getitem__, torch.Tensor.narrow, torch.chunk)
+_GATHERS = ("_all_gather_dtype", "_allgather_params_coalesced", "_allgather_params", "wait")
+
+
+def _in_collectives() -> bool:
+    """Whether DeepSpeed's collectives ask, which cut by rank.
+
+    Source: deepspeed/runtime/comm/coalesced_collectives.py, deepspeed/runtime/zero/partition_parameters.py.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        if "/deepspeed/" in name:
+            if name.endswith("partition_parameters.py"):
+                return code.co_name in _GATHERS
+            return bool(name.endswith("coalesced_collectives.py"))
+        if "/torch/" not in name and "/dsplan/" not in name and "/planner/" not in name:
+            return False
+        frame = frame.f_back
+    return False
 
 
 class _NoOperators:

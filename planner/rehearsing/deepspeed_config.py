@@ -78,7 +78,11 @@ def config_of(plan: Plan, user: Mapping[str, Any] | None, accumulation: int) -> 
     for precision, names in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
         block = next((config.pop(name) for name in reversed(names) if isinstance(config.get(name), dict)), {})
         if plan.precision == precision:
-            config[precision] = {**block, "enabled": True}
+            config[precision] = _precision(plan, block)
+    if plan.knobs.grad_accum_dtype is not None:
+        config["data_types"] = {"grad_accum_dtype": plan.knobs.grad_accum_dtype}
+    if plan.knobs.communication_dtype is not None:
+        config["communication_data_type"] = plan.knobs.communication_dtype
     if not _is_users(plan.optimizer, user):
         config.pop("optimizer", None)
         if plan.optimizer.kernel == "fused":
@@ -147,7 +151,19 @@ def _zero(plan: Plan, user: Any) -> dict[str, Any]:
         block = zero.pop(key, None)
         if key in wanted[plan.offload]:
             zero[key] = {**block, "device": "cpu"} if isinstance(block, Mapping) else {"device": "cpu"}
+    if "offload_optimizer" in zero and knobs.offload_ratio < 1:
+        zero["offload_optimizer"]["ratio"] = knobs.offload_ratio
     return zero
+
+
+def _precision(plan: Plan, user: Mapping[str, Any]) -> dict[str, Any]:
+    block: dict[str, Any] = {**user, "enabled": True}
+    if plan.knobs.low_precision_masters:
+        key = "fp16_master_weights_and_grads" if plan.precision == "fp16" else "bf16_master_weights_and_grads"
+        block[key] = True
+    if plan.knobs.low_precision_states and plan.precision == "bf16":
+        block["bf16_optimizer_states"] = True
+    return block
 
 
 def _without_auto(value: Any) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject
 from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
-from dsplan.planner.rehearsing.deepspeed_aids import GPU, OnGpu, deepspeed_on_fake_ranks
+from dsplan.planner.rehearsing.deepspeed_aids import GPU, Shortcuts, deepspeed_on_fake_ranks
 from dsplan.planner.rehearsing.deepspeed_config import accumulation_of, client_optimizer, config_of
 from dsplan.planner.rehearsing.deepspeed_watch import DeepSpeedWatch
 from dsplan.planner.rehearsing.modes import Answers, Kernels
@@ -20,6 +20,7 @@ from dsplan.planner.rehearsing.rehearsal import Rehearsal
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.plan import Plan
+from dsplan.schemas.problem import Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 STEPS = 3
@@ -45,19 +46,20 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
         mode,
         watch.tracker,
         Answers(),
-        OnGpu(),
+        Shortcuts(),
         Kernels(),
     ):
         for tensor in [*model.parameters(), *model.buffers()]:
             watch.tracker.add(tensor.detach(), "params")
         apply_recompute(model, plan.recompute)
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=client_optimizer(plan, config, model),
-            model_parameters=[param for param in model.parameters() if param.requires_grad],
-            config=config_of(plan, config, accumulation),
-            dist_init_required=False,
-        )
+        with _deepspeeds(deepspeed, "initialize()"):
+            engine, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=client_optimizer(plan, config, model),
+                model_parameters=[param for param in model.parameters() if param.requires_grad],
+                config=config_of(plan, config, accumulation),
+                dist_init_required=False,
+            )
         watch.follow(engine)
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
@@ -73,10 +75,26 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
                     loss, _notes = loss_of(subject, output, batch)
                 del output  # as in a loop that keeps its batch and its loss
                 watch.enter("backward")
-                engine.backward(loss)
+                with _deepspeeds(deepspeed, "backward()"):
+                    engine.backward(loss)
                 watch.enter("step")
-                engine.step()
+                with _deepspeeds(deepspeed, "step()"):
+                    engine.step()
             del loss
         watch.end()
         engine.destroy()
         return watch.rehearsal(plan.layout.ranks, whole=accumulation == plan.accumulation)
+
+
+@contextlib.contextmanager
+def _deepspeeds(deepspeed: Any, where: str) -> Iterator[None]:
+    """What DeepSpeed itself raises is not the model's fault: it refuses the plan, or does not run on fake tensors."""
+    try:
+        yield
+    except Problem:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise Problem(
+            f"DeepSpeed {deepspeed.__version__} raised in {where}: {type(error).__name__}: {text}; the formula stands"
+        ) from error
