@@ -16,9 +16,7 @@ from dsplan.schemas.plan import Plan
 ROOT = Path(__file__).parents[2]
 TOLD = json.loads((ROOT / "tests/oracle/deepspeed_bytes.json").read_text("utf-8"))
 BUCKET = 200_000
-EXACT = 0.005
-BACKWARD = 0.06
-"""Stages 1 and 2 free a bucket's gradients in the middle of a block; the formula sees it at the block's border."""
+EXACT = 0.001
 
 
 @cache
@@ -60,4 +58,4 @@ def test_bytes_are_deepspeeds(record: dict[str, int]) -> None:
     assert book.resident_bytes == pytest.approx(record["resident"], rel=EXACT)
     assert book.phase_bytes("forward") == pytest.approx(record["forward"], rel=EXACT)
     assert book.phase_bytes("step") == pytest.approx(record["step"], rel=EXACT)
-    assert book.phase_bytes("backward") == pytest.approx(record["backward"], rel=BACKWARD)
+    assert book.phase_bytes("backward") == pytest.approx(record["backward"], rel=EXACT)

@@ -104,15 +104,24 @@ def stage_params(trace: Trace, pp: int, stage: int) -> tuple[Param, ...]:
 
     The trace lists those outside the blocks first. Which of them follow is told by their gradients, which come first.
     """
-    early = outside_blocks(trace, "last") if trace.segments and trace.units[0].params else ()
     outside = outside_blocks(trace, part_of(pp, stage)) if stage in (0, pp - 1) else ()
-    if len(early) == len(trace.units[0].params) and len(trace.units) > 1:
-        early = early[1:]
-    after = {param.name for param in early}
+    after = _after_blocks(trace)
     blocks = block_cut(len(trace.blocks), pp)[stage]
     inside = [param for unit in blocks for param in trace.units[unit].params]
     before = [param for param in outside if param.name not in after]
     return (*before, *inside, *(param for param in outside if param.name in after))
+
+
+def _after_blocks(trace: Trace) -> set[str]:
+    """Names of the parameters outside the blocks whose gradients are whole before the backward of any block begins."""
+    block = next((segment for segment in trace.segments if segment.phase == "backward" and segment.unit), None)
+    if block is None:
+        return set()
+    if not len(trace.events):
+        return {param.name for param in outside_blocks(trace, "last")}
+    params, events = trace.all_params, trace.events
+    labels = (events.label[events.storage[at]] for at in range(block.first_event) if not events.delta_bytes[at])
+    return {params[label].name for label in labels if label >= 0}
 
 
 def _beats(trace: Trace, split: Split, stage: int) -> Beats:

@@ -50,7 +50,9 @@ class Rank:
         self.trained_numels = [numel for param, numel in zip(self.params, self.numels, strict=True) if param.trainable]
         self.trained = sum(self.trained_numels)
         self.frozen_bytes = sum(
-            param.dtype_bytes * numel if param.stored_bytes is None else -(-param.stored_bytes * numel // max(1, param.numel))
+            param.dtype_bytes * numel
+            if param.stored_bytes is None
+            else -(-param.stored_bytes * numel // max(1, param.numel))
             for param, numel in zip(self.params, self.numels, strict=True)
             if not param.trainable
         )
