@@ -1,8 +1,8 @@
 """The pages are true: every command in them is run, and what they show is what is printed.
 
 In a block fenced as ```console, a line "$ dsplan …" is a command and the lines up to the next one are its stdout. A line
-"…" stands for any lines. `# exit 1` after a command is its exit code (0 where absent). Commands other than dsplan are
-checked against the Makefile.
+"…" stands for any lines, "…" within a line for any words. `# exit 1` after a command is its exit code (0 where absent).
+Commands other than dsplan are checked against the Makefile.
 """
 
 import re
@@ -52,7 +52,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    pieces = [re.escape(piece) for piece in re.split(r"^…\n?", shown, flags=re.M)]
+    pieces = [re.escape(piece).replace("…", "[^\n]*") for piece in re.split(r"^…$\n?", shown, flags=re.M)]
     return re.fullmatch(r"(?:.*\n)*?".join(pieces) + r"\s*", printed) is not None
 
 
