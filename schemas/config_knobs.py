@@ -42,8 +42,10 @@ _DTYPES = {"fp32": "fp32", "float32": "fp32", "fp16": "fp16", "float16": "fp16",
 def read_knobs(take: _Reader, zero: Mapping[str, Any], precision: Mapping[str, Any]) -> ZeroKnobs:
     """zero: the zero_optimization block. precision: the block of the precision that is on."""
     name = "zero_optimization"
-    sizes = {field: take.integer(zero, name, key, default, low=low) for field, key, default, low in _SIZES}
-    switches = {field: take.boolean(zero, name, key, default) for field, key, default in _SWITCHES}
+    sizes: dict[str, Any] = {
+        field: take.integer(zero, name, key, default, low=low) for field, key, default, low in _SIZES
+    }
+    switches: dict[str, Any] = {field: take.boolean(zero, name, key, default) for field, key, default in _SWITCHES}
     overlap = zero.get("overlap_comm")
     on = precision.get
     optimizer, params = _block(zero, "offload_optimizer"), _block(zero, "offload_param")
@@ -54,7 +56,8 @@ def read_knobs(take: _Reader, zero: Mapping[str, Any], precision: Mapping[str, A
         overlap_comm=None if overlap in (None, "auto") else take.boolean(zero, name, "overlap_comm", False),
         grad_accum_dtype=_dtype(_block(take.raw, "data_types").get("grad_accum_dtype")),
         communication_dtype=_dtype(take.raw.get("communication_data_type")),
-        low_precision_masters=on("bf16_master_weights_and_grads") is True or on("fp16_master_weights_and_grads") is True,
+        low_precision_masters=on("bf16_master_weights_and_grads") is True
+        or on("fp16_master_weights_and_grads") is True,
         low_precision_states=on("bf16_optimizer_states") is True,
         offload_ratio=take.number(optimizer, f"{at}optimizer", "ratio", 1.0, low=0, high=1),
         nvme_optimizer=optimizer.get("device") == "nvme",
