@@ -121,7 +121,7 @@ def runnable(plan: Plan) -> bool:
         zero[f"offload_{plan.offload}"] = {"device": "cpu"}
     config = {
         "zero_optimization": zero,
-        "optimizer": {"type": plan.optimizer.name, "params": {}},
+        "optimizer": {"type": plan.optimizer.name if plan.optimizer.state_dtype == "fp32" else plan.optimizer.label},
         "dsplan": {"recompute": plan.recompute},
     }
     return all(severity != "error" for _, severity, _ in native_support.reasons(config))

@@ -34,6 +34,12 @@ OPTIMIZER_TYPES = {
     "sgd": "SGD",
     "lamb": "Lamb",
     "muon": "Muon",
+    "adafactor": "Adafactor",
+    "rmsprop": "RMSprop",
+    "adamax": "Adamax",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "adadelta": "Adadelta",
 }
 """As DeepSpeed writes them. Source: deepspeed/runtime/engine.py, _configure_basic_optimizer; torch.optim."""
 LARGEST_MICRO_BATCH = 1024
@@ -122,6 +128,8 @@ def tune(
         notes.append(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "
             f"{DEFAULT_LEARNING_RATE:g}; set yours"
+            if settings.optimizer.state_dtype == "fp32"
+            else f"DeepSpeed's JSON has no name for {settings.optimizer.label}: ds_config.json names no optimizer, the script makes it"
         )
     return Tuned(
         model=facts,
@@ -163,7 +171,7 @@ def tuned_config(base: Mapping[str, Any], plan: Plan, *, with_optimizer: bool) -
     config.pop("bfloat16", None)
     zero = config.get("zero_optimization")
     config["zero_optimization"] = {**(zero if isinstance(zero, dict) else {}), "stage": plan.zero_stage}
-    if with_optimizer and not config.get("optimizer"):
+    if with_optimizer and not config.get("optimizer") and plan.optimizer.state_dtype == "fp32":
         params: dict[str, Any] = {"lr": DEFAULT_LEARNING_RATE}
         if plan.optimizer.momentum:
             params["momentum"] = DEFAULT_MOMENTUM

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from dsplan.reports.answers_text import answers_text, explanation_text, lengths_text, row_name
+from dsplan.schemas.optimizer import kernel_of
 from dsplan.schemas.units import count, flops, gib, in_unit, seconds, size, table_unit
 from tabulate import tabulate
 
@@ -112,12 +113,12 @@ def _head(estimate: Estimate, rows: Sequence[Row]) -> str:
         else f"forward {flops(model.forward_flops)} by {model.flops_source}"
     )
     levels = " and ".join(dict.fromkeys(row.level for row in rows))
-    optimizer = plan.optimizer.name + (" with momentum" if plan.optimizer.momentum else "")
+    optimizer = plan.optimizer.label
     return (
         f"engine {estimate.engine} {estimate.engine_version} ({levels}); model {model.source}: "
         f"{model.params:,} parameters{frozen}; {forward}\n"
         f"batch: {_batch(rows)}; sequence {plan.seq_len or '-'}; recompute {plan.recompute}; offload {plan.offload}; "
-        f"optimizer {optimizer} ({plan.optimizer.kernel}); cluster: {estimate.cluster}"
+        f"optimizer {optimizer} ({kernel_of(plan.optimizer)}); cluster: {estimate.cluster}"
     )
 
 

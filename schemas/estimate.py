@@ -92,7 +92,7 @@ class Row:
             "seq_len": plan.seq_len,
             "recompute": plan.recompute,
             "offload": plan.offload,
-            "optimizer": plan.optimizer.name,
+            "optimizer": plan.optimizer.label,
             "memory": asdict(self.memory),
             "time": asdict(self.time),
             "verdict": self.verdict,

@@ -1,7 +1,11 @@
 """Formula, rehearsal and measurement of the native engine tell one story, byte by byte."""
 
+import json
+import statistics
 from functools import cache
+from pathlib import Path
 
+import nets
 import pytest
 from dsplan.planner.memory import ledger
 from dsplan.planner.models.load import load_subject
@@ -124,3 +128,46 @@ def test_collectives_carry_what_the_placement_table_says(zero_stage, accumulatio
             seen[collective.kind] += collective.payload_bytes
     assert seen == moved
     assert set(VOLUME) == set(Move)
+
+
+RECORD = json.loads((Path(__file__).parents[1] / "oracle" / "native_bytes.json").read_text("utf-8"))
+"""What real runs of many small nets held, and their rehearsals: see native_bytes.py beside it."""
+
+
+def test_rehearsal_is_within_one_percent_of_every_real_run():
+    assert len(RECORD) >= 60
+    assert len({(cell["net"], cell["zero_stage"], cell["precision"], cell["accumulation"]) for cell in RECORD}) >= 60
+    for cell in RECORD:
+        assert cell["rehearsed"] == pytest.approx(cell["measured"], rel=0.01), cell
+
+
+def cell_plan(cell: dict) -> Plan:
+    same = {name: cell[name] for name in ("micro_batch", "accumulation", "recompute")}
+    return plan(
+        cell["zero_stage"], cell["precision"], seq_len=nets.NETS[cell["net"]].seq_len, ranks=cell["ranks"], **same
+    )
+
+
+def test_formula_is_within_five_percent_of_real_runs_and_two_in_the_median():
+    """One cell of five, of each of the nets. The peak of the step's phases, and each phase."""
+    errors = []
+    for cell in RECORD[1::5]:
+        of = cell_plan(cell)
+        same = {
+            "precision": of.precision,
+            "micro_batch": of.micro_batch,
+            "recompute": of.recompute,
+            "seq_len": of.seq_len,
+        }
+        formula = ledger(trace(nets.subject(cell["net"]), **same), of)
+        for phase, held in phases(formula).items():
+            error = abs(held / cell["measured"][phase] - 1)
+            assert error <= 0.05, (cell, phase)
+            errors.append(error)
+    assert statistics.median(errors) <= 0.02
+
+
+@pytest.mark.parametrize("number", [25, 60])
+def test_the_record_is_what_is_rehearsed_today(number):
+    cell = RECORD[number]
+    assert phases(rehearse(nets.subject(cell["net"]), cell_plan(cell))) == pytest.approx(cell["rehearsed"], abs=SCALARS)
