@@ -40,7 +40,7 @@ class Recording:
         for storage, delta, _ in self.events[: self.cuts[0][0]]:
             label = self.labels[storage]
             if label in live:
-                live[label] += delta  # type: ignore[index]
+                live[label] += delta
         grads = [0] * (max(self.owners, default=0) + 1)
         grads += [0] * (max(unit for _, unit, _ in self.cuts) + 1 - len(grads))
         made: list[Segment] = []

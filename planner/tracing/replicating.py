@@ -63,7 +63,8 @@ def _with_all(recording: Recording, run: Run, names: Sequence[str]) -> Recording
         return None
     writer = _Writer(recording, run, names, stretches)
     by_home = {(stretch.phase, stretch.repeat): stretch for stretch in stretches}
-    for phase, like in (("forward", PATTERN + 1), ("backward", PATTERN - 1)):
+    likes: dict[TracePhase, int] = {"forward": PATTERN + 1, "backward": PATTERN - 1}
+    for phase, like in likes.items():
         if (phase, like) in by_home and writer.told(by_home[phase, like]) != writer.told(by_home[phase, PATTERN]):
             return None
     try:
