@@ -61,6 +61,7 @@ class Gathered(Rank):
                 self.optimizer_states(optimizer, self.sub_groups() if offload == "none" else self.on_device())
             )
         if offload == "none":
+            layers.append(self.first_sums(optimizer))
             why = f"{self.summed} B x {self.per_rank(self.shard)}"
             layers.append(Layer("grads", self.summed * self.shard, why))
         if knobs.contiguous_gradients:
@@ -95,7 +96,11 @@ class Gathered(Rank):
         if knobs.nvme_optimizer:
             tensors = 2 + optimizer.states
             states = FP32 * knobs.optimizer_buffers * tensors * max(groups, default=0)
-        total = states + self.summed * self.shard
+        total = (
+            states
+            + self.summed * self.shard
+            + max((self.temporary_bytes(optimizer, [each]) for each in groups), default=0)
+        )
         if offload == "param":
             shards = self.width * self.shard + -(-self.frozen_bytes // self.degree)
             buffers = self.width * knobs.param_buffers * knobs.param_buffer_size

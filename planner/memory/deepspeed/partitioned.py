@@ -56,6 +56,7 @@ class Partitioned(Rank):
             *layers,
             Layer("optimizer", self.master * self.part, why),
             self.optimizer_states(optimizer, [self.part]),
+            self.first_sums(optimizer),
         ]
 
     def host_bytes(self, optimizer: OptimizerSpec) -> int:
@@ -64,7 +65,13 @@ class Partitioned(Rank):
             return 0
         states = int(self.optimizer_states(optimizer, [self.part]).bytes)
         summed = self.width * self.whole if self.plan.accumulation > 1 and not self.compact else 0
-        return (2 * self.master + self.width) * self.part + states + self.width * self.largest + summed
+        return (
+            (2 * self.master + self.width) * self.part
+            + states
+            + self.width * self.largest
+            + summed
+            + self.temporary_bytes(optimizer, [self.part])
+        )
 
     def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         """A zero gradient of the partition; states come with the first step.
@@ -94,9 +101,14 @@ class Partitioned(Rank):
             clears_late=self.overlap and not contiguous,
             compact=self.compact and not self.offloads,
             scatters=knobs.reduce_scatter,
-            clones_large=self.offloads,
+            offloads=self.offloads,
             one_rank=not knobs.multi_rank_allreduce,
-            widths=(width, 0 if self.offloads else kept, width + (self.sent if self.sent != width else 0), FP32),
+            widths=(
+                width,
+                0 if self.offloads else kept,
+                width + (self.sent if self.sent != width else 0),
+                FP64 if self.offloads else FP32,
+            ),
         )
         slot = {place: index for index, place in enumerate(self.order)}
         order = [slot[place] for place in beats.grad_order if place in slot]
@@ -120,7 +132,7 @@ class Partitioned(Rank):
             per_element("grads", rules.widths[FULL], rows(FULL, held), "gradients not reduced yet"),
             per_element("grads", rules.widths[PART], rows(PART, part), "gradients of the own partition"),
             per_element("temporary", rules.widths[COPY], rows(COPY), "flat copy of what the bucket holds"),
-            per_element("temporary", rules.widths[CAST], rows(CAST), "a reduced gradient in fp32"),
+            per_element("temporary", rules.widths[CAST], rows(CAST), "a reduced gradient cast"),
         ]
         if contiguous:
             doubled = " x 2 (overlap_comm)" if self.overlap else ""

@@ -198,6 +198,17 @@ class Rank:
         why = f"{optimizer.label}: {optimizer.states} x {self.state} B x {self.per_rank(total)}"
         return Layer("optimizer", held, why)
 
+    def first_sums(self, optimizer: OptimizerSpec) -> Layer:
+        """Adagrad's constructor makes sums of whole parameters, which the engine keeps beside those of the partition.
+
+        Source: torch/optim/adagrad.py, __init__; stage_1_and_2.py, initialize_optimizer_states. A client makes it in fp32.
+        """
+        width = (self.width if optimizer.kernel == "fused" else FP32) if optimizer.name == "adagrad" else 0
+        return Layer("optimizer", width * self.trained, f"adagrad's first sums: {width} B x {count(self.trained)}")
+
+    def temporary_bytes(self, optimizer: OptimizerSpec, numels: Sequence[int]) -> int:
+        return self.master * step_temporary_elements(optimizer, numels)
+
     def kernel(self, optimizer: OptimizerSpec, numels: Sequence[int]) -> list[Layer]:
         """Temporaries of the optimizer over flat tensors of these sizes."""
         elements = step_temporary_elements(optimizer, numels)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FULL, PART, COPY, CAST = range(4)
-"""Columns, in elements: gradients as large as their parameters; own partition; flat copy of a bucket; own pieces in fp32."""
+"""Columns, in elements: gradients as large as their parameters; own partition; flat copy of a bucket; own pieces in fp32, or fp64."""
 Row = tuple[int, int, int, int]
 
 
@@ -31,8 +31,8 @@ class Rules:
     """Gradients are summed in fp32 in the partition itself (grad_accum_dtype fp32 beside 16-bit parameters)."""
     scatters: bool
     """reduce_scatter: each slice goes to its rank, so that a bucket of several ranks is flattened."""
-    clones_large: bool
-    """A gradient larger than the bucket is cloned (offload)."""
+    offloads: bool
+    """Own pieces leave for the host, after a norm of each; a gradient larger than the bucket is cloned first."""
     one_rank: bool
     """use_multi_rank_bucket_allreduce is false: one reduction per rank."""
     widths: Row
@@ -98,7 +98,7 @@ class _Bucket:
             self.reduce()
         if rules.contiguous and numel <= rules.bucket:
             self.full -= numel
-        elif rules.contiguous and rules.clones_large:
+        elif rules.contiguous and rules.offloads:
             self._see(numel)
         self.members.append(place)
         self.elements += numel
@@ -135,13 +135,15 @@ class _Bucket:
                         self.full -= numel
             elif rules.contiguous and not rules.compact:
                 self._fill()
-                self._see(0)
+                self._see(0, owners.own[place] if rules.offloads else 0)
                 self.full -= numel if alone else 0
         self.members.clear()
         self.elements = 0
 
     def _fill(self) -> None:
-        if not self.filled and (self.rules.compact or (self.rules.contiguous and self.total)):
+        if not self.filled and (
+            self.rules.compact or (self.rules.contiguous and self.total and not self.rules.offloads)
+        ):
             self.filled = True
             self.part += self.owners.part if self.rules.compact else self.total
 
