@@ -149,7 +149,7 @@ def cell_plan(cell: dict) -> Plan:
 
 
 def test_formula_is_within_five_percent_of_real_runs_and_two_in_the_median():
-    """One cell of five, of each of the nets. The peak of the step's phases, and each phase."""
+    """One cell of five, of ten nets. The peak of the step's phases, and each phase."""
     errors = []
     for cell in RECORD[1::5]:
         of = cell_plan(cell)
