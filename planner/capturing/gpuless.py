@@ -30,6 +30,10 @@ def without_gpu() -> Iterator[None]:
         (nn.Module, "to", _placed(nn.Module.to)),
         (torch, "set_default_device", _kept_default(torch.set_default_device)),
         *((torch.cuda, name, answer) for name, answer in _CUDA.items()),
+        *(
+            (torch.cuda.nvtx, name, _answering(0))
+            for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
+        ),
         (torch.cuda, "is_available", _to_the_user(torch.cuda.is_available)),
         (torch.amp.autocast_mode.autocast, "__init__", init),
         (optimizer, "_get_fused_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"]),

@@ -30,6 +30,7 @@ def patch_transformers(noted: list[str], when_imported: Callable[[str, Callable[
 
     when_imported("transformers.modeling_utils", models)
     when_imported("transformers.modeling_flash_attention_utils", _flash_is_there)
+    when_imported("transformers.training_args", _gpu_is_there)
     when_imported("transformers.generation.utils", lambda module: _no_generation(module, noted))
 
 
@@ -110,6 +111,13 @@ def _flash_is_there(module: Any) -> None:
         if row is not None:
             row["general_availability_check"] = row["pkg_availability_check"] = lambda *_, **__: True
             row["supported_devices"] = ((lambda: True, "cuda"),)
+
+
+def _gpu_is_there(training_args: Any) -> None:
+    """For what TrainingArguments refuses without one."""
+    for name in ("is_torch_bf16_gpu_available", "is_torch_tf32_available"):
+        if hasattr(training_args, name):
+            setattr(training_args, name, lambda *_, **__: True)
 
 
 def _unpadded(attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:

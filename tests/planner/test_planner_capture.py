@@ -255,6 +255,7 @@ from torch.utils.tensorboard import SummaryWriter
 assert torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 assert torch.cuda.get_device_capability()[0] >= 8
 torch.cuda.manual_seed_all(1)
+torch.cuda.nvtx.range_push("start")
 torch.cuda.reset_peak_memory_stats()
 wandb.init(project="x", config={"a": 1})
 writer = SummaryWriter("runs")
