@@ -40,8 +40,6 @@ class Beats:
     full_grad: Bytes
     mark_activation: Bytes
     mark_grad: Bytes
-    left_activation: int
-    """When backward is over."""
     saved_activation: int
     """What one more micro-batch in flight keeps."""
     grad_order: tuple[int, ...]
@@ -353,7 +351,6 @@ class _Builder:
             full_grad=arrays[1],
             mark_activation=arrays[2],
             mark_grad=arrays[3],
-            left_activation=int(arrays[2][-1]),
             saved_activation=self.saved,
             grad_order=tuple(place for kind, place in self.marks if kind == GRAD),
             is_grad=np.array([kind == GRAD for kind, _ in self.marks]),

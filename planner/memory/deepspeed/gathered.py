@@ -6,6 +6,7 @@ Source: deepspeed/runtime/zero/stage3.py, deepspeed/runtime/comm/coalesced_colle
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats
@@ -37,7 +38,8 @@ class Gathered(Rank):
             persist=knobs.param_persistence_threshold,
             persist_total=knobs.model_persistence_threshold,
         )
-        self.persistent = sum(self.numels[param] for param in persistent(self.numels, self.limits))
+        padded = [-(-numel // self.degree) * self.degree for numel in self.numels]
+        self.persistent = sum(padded[param] for param in persistent(self.numels, self.limits))
         self.pieces = [-(-numel // self.degree) for numel in self.trained_numels]
         self.shard = sum(self.pieces)
 
@@ -70,17 +72,22 @@ class Gathered(Rank):
         return layers
 
     def sub_groups(self) -> list[int]:
-        """Elements of the optimizer's sub-groups. Source: stage3.py, _create_fp16_sub_groups."""
+        """Elements of the optimizer's sub-groups."""
+        return [size for size, _ in self.grouped]
+
+    @cached_property
+    def grouped(self) -> list[tuple[int, int]]:
+        """(elements, parameters) of the sub-groups. Source: stage3.py, _create_fp16_sub_groups."""
         limit = self.knobs.sub_group_size
         if limit >= self.shard:
-            return [self.shard]
-        groups, running = [], 0
+            return [(self.shard, len(self.pieces))]
+        groups, running, members = [], 0, 0
         for piece in self.pieces:
-            running += piece
+            running, members = running + piece, members + 1
             if running >= limit:
-                groups.append(running)
-                running = 0
-        return [*groups, running] if running else groups
+                groups.append((running, members))
+                running = members = 0
+        return [*groups, (running, members)] if running else groups
 
     def on_device(self) -> list[int]:
         """The sub-groups that offload_optimizer.ratio leaves on the GPU: the first ones."""
@@ -169,12 +176,16 @@ class Gathered(Rank):
             groups = self.on_device()
             return [[Layer("temporary", int(layer.bytes), str(layer.why)) for layer in self.kernel(optimizer, groups)]]
         alternatives = [[Layer("temporary", FP64 * max(self.pieces, default=0), "norm of one gradient in fp64")]]
-        for part in sorted(set(self.sub_groups())):
-            high = Layer("grads", self.master * part, f"one sub-group: {self.master} B x {count(part)}")
-            flat = Layer("grads", self.summed * part, f"the same, flattened: {self.summed} B x {count(part)}")
+        for part, members in sorted(set(self.grouped)):
+            cast = self.summed != self.master
+            copied = members > 1 or cast  # else a view of the gradient serves
+            high = Layer("grads", self.master * part * copied, f"one sub-group: {self.master} B x {count(part)}")
+            flat = self.summed * part * (members > 1)
             alternatives.append([high, *self.kernel(optimizer, [part])])
-            if self.summed != self.master:
-                alternatives.append([high, flat])
+            if cast:
+                alternatives.append(
+                    [high, Layer("grads", flat, f"the same, flattened: {self.summed} B x {count(part)}")]
+                )
         return alternatives
 
 

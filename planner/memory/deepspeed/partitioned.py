@@ -150,9 +150,13 @@ class Partitioned(Rank):
         pieces = self.owned
         between = []
         if self.plan.accumulation > 1 and self.plan.zero_stage == 1:  # a step between two micro-batches does nothing
-            width = self.summed
+            width, knobs = self.summed, self.knobs
+            kept = Layer(
+                "grads", width * self.trained, f"kept between micro-batches: {width} B x {count(self.trained)}"
+            )
+            bucket = width * knobs.reduce_bucket_size * (2 if self.overlap else 1) * knobs.contiguous_gradients
             between = [
-                [Layer("grads", width * self.trained, f"kept between micro-batches: {width} B x {count(self.trained)}")]
+                [kept, Layer("buckets", bucket, f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}")]
             ]
         kernel = self.kernel(optimizer, [self.part])
         high = self.master * self.part

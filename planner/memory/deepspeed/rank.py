@@ -65,10 +65,13 @@ class Rank:
         states = items_at(held, 0)
         moments = [Moment(phase="load", where="initialize", items=items_at(_fullest(self.loads(optimizer)), 0))]
         moments += [replace(moment, items=(*states, *moment.items)) for moment in self.passes]
-        left = self.beats.left_activation if self.beats else 0
+        left = timelines(self.trace, self.plan.layout.pp)[self.stage].left_bytes if self.beats else 0
         loop = Layer("activations", left, "inputs and what the loop still holds")
-        stepping = [layer for layer in held if layer.category != "gathered_params"]  # the step lets go of them first
-        step = items_at([*stepping, loop, *_fullest(self.steps(optimizer))], 0)
+        stepping = [
+            layer for layer in held if layer.category != "gathered_params"
+        ]  # let go of, and gathered at its end
+        at_work = [[*stepping, loop, *layers] for layers in self.steps(optimizer)]
+        step = items_at(_fullest([*at_work, [*held, loop]]), 0)
         moments.append(Moment(phase="step", where="optimizer step", items=step))
         saving = self.save()
         if saving is not None:
