@@ -103,21 +103,25 @@ def estimate(
         ),
     )
     if rehearse:
-        report = rehearsed(report, subject, everything, progress)
+        report = rehearsed(report, subject, ds_config, everything, progress)
     if questions is None:
         return report
     bench = Bench(subject=subject, cluster=cluster, own_seq_len=first.seq_len if settings.seq_len is None else None)
     return answered(report, bench, questions, settings.global_batch, progress)
 
 
-def rehearsed(report: Estimate, subject: Subject, everything: bool, progress: Told) -> Estimate:
+def rehearsed(
+    report: Estimate, subject: Subject, config: DsConfig | None, everything: bool, progress: Told
+) -> Estimate:
     """The report with the rows that are shown confirmed; what cannot be rehearsed is said, and its formula stands."""
     shown = shown_rows(report, everything=everything)
     rows, refused = list(report.rows), []
     for done, row in enumerate(shown):
         progress("rehearsing", done, len(shown))
         try:
-            rows[report.rows.index(row)] = rehearsed_row(subject, row, report.cluster)
+            rows[report.rows.index(row)] = rehearsed_row(
+                subject, row, report.cluster, config.raw if config else subject.config
+            )
         except Problem as problem:
             refused.append(f"not rehearsed: {problem}")
     return replace(report, rows=tuple(rows), notes=tuple(dict.fromkeys((*report.notes, *refused))))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dsplan.planner.memory import device, ledger, ledgers
+from dsplan.planner.memory.requests import recorded
 from dsplan.planner.models.load import Subject
 from dsplan.planner.timing import step_time
 from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas import native_support
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.estimate import Memory, Row, StageRow, StepTime
+from dsplan.schemas.ledger import STEP_PHASES
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 
@@ -100,12 +103,28 @@ def stage_rows(traced: Trace, plan: Plan, cluster: Cluster) -> tuple[StageRow, .
     return tuple(found)
 
 
-def rehearsed_row(subject: Subject, row: Row, cluster: Cluster) -> Row:
-    """The same row with the bytes that the engine itself allocates on fake tensors."""
-    from dsplan.planner.rehearsing.native import rehearse
+def rehearsed_row(subject: Subject, row: Row, cluster: Cluster, config: Mapping[str, Any] | None = None) -> Row:
+    """The same row with the bytes that the engine itself allocates on fake tensors. config: the user's own, for DeepSpeed."""
+    if row.plan.engine == "deepspeed":
+        from dsplan.planner.rehearsing.deepspeed import rehearse
 
-    book = rehearse(subject, row.plan)
-    memory, verdict = device.device_memory(book, row.plan, cluster)
+        rehearsal = rehearse(subject, row.plan, config)
+    else:
+        from dsplan.planner.rehearsing.native import rehearsal as rehearsal_of
+
+        rehearsal = rehearsal_of(subject, row.plan)
+    book = rehearsal.ledger
+    if row.ledger is not None:  # a rehearsal sees one step: neither loading nor saving
+        told = row.ledger
+        outside = tuple(moment for moment in told.moments if moment.phase not in STEP_PHASES)
+        book = replace(
+            book,
+            moments=(*book.moments, *outside),
+            load_host_bytes=told.load_host_bytes,
+            save_host_bytes=told.save_host_bytes,
+        )
+    requests = recorded(rehearsal.events, rehearsal.resident)
+    memory, verdict = device.device_memory(book, row.plan, cluster, requests=requests)
     return replace(row, level=book.level, memory=memory, verdict=verdict, ledger=book)
 
 

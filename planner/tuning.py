@@ -110,7 +110,9 @@ def tune(
     for index in range(min(trials, len(ranked))):
         progress("rehearsing candidates", index, trials)
         try:
-            ranked[index] = rehearsed_row(subject, ranked[index], cluster)
+            ranked[index] = rehearsed_row(
+                subject, ranked[index], cluster, ds_config.raw if ds_config else subject.config
+            )
         except Problem as problem:
             refused.append(f"not rehearsed: {problem}")
     ranked.sort(key=lambda row: _rank(row, objective))

@@ -27,6 +27,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live: dict[str, int] = {}
         self.total_bytes = 0
         self.on_growth = on_growth
+        self.on_change: Callable[[int, int], None] | None = None
+        """Told every change: (key of the storage, bytes). A new name is all its bytes away and back."""
         self._held: dict[int, tuple[int, str, weakref.ref[Any]]] = {}
 
     def add(self, tensor: torch.Tensor, category: str) -> None:
@@ -45,6 +47,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._change(key, category, num_bytes)
             else:
                 self._see(storage, category)
+
+    def held(self) -> Iterator[tuple[int, int]]:
+        """(key, bytes) of every storage that is counted now."""
+        return ((key, num_bytes) for key, (num_bytes, _, _) in self._held.items())
 
     def category_of(self, tensor: torch.Tensor) -> str | None:
         """The category under which the tensor's storage is counted; None where it is not."""
@@ -109,6 +115,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Every change of live bytes passes here; key tells the storage for as long as it lives."""
         self.live[category] = self.live.get(category, 0) + delta
         self.total_bytes += delta
+        if self.on_change is not None:
+            self.on_change(key, delta)
         if delta > 0 and self.on_growth is not None:
             self.on_growth()
 

@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ def _lent(deepspeed: Any) -> Iterator[tuple[Any, str, Any]]:
     yield accelerator, "device_name", _device_name
     yield accelerator, "current_device_name", lambda self: str(GPU)
     yield accelerator, "is_fp16_supported", lambda self: True
+    yield accelerator, "on_accelerator", lambda self, tensor: tensor.device == GPU
     for name, dtype in _TENSORS.items():
         yield accelerator, name, property(functools.partial(_tensors_on_gpu, dtype))
     yield nn.Module, "_apply", _apply_to_data
@@ -78,6 +79,7 @@ def _lent(deepspeed: Any) -> Iterator[tuple[Any, str, Any]]:
             for name in _AGREEMENTS:
                 if name in vars(module):
                     yield module, name, _nothing
+    yield torch, "compile", _not_compiled  # asked for where Muon is imported: seconds, and no byte of what we count
     comm = sys.modules.get("deepspeed.comm.torch")
     if hasattr(comm, "build_shm_op"):
         yield comm, "build_shm_op", _nothing
@@ -142,6 +144,8 @@ class Shortcuts(TorchFunctionMode):
                     return self._part(tensor, max(0, stop - start))
             if func is torch.chunk and len(tensor) % args[1] == 0:
                 return [self._part(tensor, len(tensor) // args[1])] * args[1]
+            if func is torch.cat and len(args) == 1:
+                return _joined(tensor, kwargs.get("out"))
         result = func(*args, **kwargs)
         if func in (torch.tensor, torch.as_tensor) and result.device == HOST:
             device = kwargs.get("device")
@@ -150,14 +154,21 @@ class Shortcuts(TorchFunctionMode):
         return result
 
     def _part(self, tensor: torch.Tensor, length: int) -> torch.Tensor:
-        key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), length)
+        key = (tensor.untyped_storage()._cdata, int(tensor.storage_offset()), length)
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = tensor.narrow(0, 0, length)
         return part
 
 
-_CUTS = (torch.Tensor.__getitem__, torch.Tensor.narrow, torch.chunk)
+def _joined(parts: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+    """torch.cat of flat parts, which need not be read."""
+    if out is not None:
+        return out
+    return torch.empty(sum(part.numel() for part in parts), dtype=parts[0].dtype, device=parts[0].device)
+
+
+_CUTS = (torch.Tensor.__getitem__, torch.Tensor.narrow, torch.chunk, torch.cat)
 _GATHERS = ("_all_gather_dtype", "_allgather_params_coalesced", "_allgather_params", "wait")
 
 
@@ -193,6 +204,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
+def _not_compiled(model: Any = None, **options: Any) -> Any:
+    return model if model is not None else lambda function: function
+
+
 def _apply_to_data(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """nn.Module._apply by data: torch's own swaps tensors, which a fake one does not let it."""
     with torch.no_grad():
@@ -208,7 +223,7 @@ def _apply_to_data(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], 
     return self
 
 
-def _descendants(kind: type) -> Iterator[type]:
+def _descendants(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _descendants(child)

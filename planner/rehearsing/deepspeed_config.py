@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from dsplan.planner.rehearsing.optimizers import NAMES, params_of, torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES
 from dsplan.schemas.config import AUTO
 from dsplan.schemas.optimizer import OptimizerSpec, optimizer_named
@@ -35,22 +36,6 @@ NOT_OF_A_STEP = (
     "dsplan",
 )
 """Top-level keys that change no byte of a step, and would write files, start programs or ask for data."""
-NAMES = {
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adagrad": "Adagrad",
-    "lion": "Lion",
-    "lamb": "Lamb",
-    "sgd": "SGD",
-    "muon": "Muon",
-    "adafactor": "Adafactor",
-    "rmsprop": "RMSprop",
-    "adamax": "Adamax",
-    "nadam": "NAdam",
-    "radam": "RAdam",
-    "adadelta": "Adadelta",
-}
-"""optimizer.type of each: DeepSpeed's own first, the rest by their names in torch.optim. Source: engine.py, _configure_basic_optimizer."""
 
 
 def accumulation_of(plan: Plan) -> int:
@@ -76,7 +61,9 @@ def config_of(plan: Plan, user: Mapping[str, Any] | None, accumulation: int) -> 
     if plan.knobs.communication_dtype is not None:
         config["communication_data_type"] = plan.knobs.communication_dtype
     for precision, names in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
-        block = next((config.pop(name) for name in reversed(names) if isinstance(config.get(name), dict)), {})
+        block: dict[str, Any] = next(
+            (config.pop(name) for name in reversed(names) if isinstance(config.get(name), dict)), {}
+        )
         if plan.precision == precision:
             config[precision] = _precision(plan, block)
     if plan.knobs.grad_accum_dtype is not None:
@@ -86,36 +73,17 @@ def config_of(plan: Plan, user: Mapping[str, Any] | None, accumulation: int) -> 
     if not _is_users(plan.optimizer, user):
         config.pop("optimizer", None)
         if plan.optimizer.kernel == "fused":
-            config["optimizer"] = {"type": NAMES[plan.optimizer.name], "params": _params(plan.optimizer)}
+            config["optimizer"] = {"type": NAMES[plan.optimizer.name], "params": params_of(plan.optimizer)}
     return config
 
 
 def client_optimizer(plan: Plan, user: Mapping[str, Any] | None, model: Any) -> Any:
     """torch's own optimizer over the model's parameters, where the plan asks for one of its kernels; None: DeepSpeed makes it."""
-    import torch
-
-    spec = plan.optimizer
-    if spec.state_dtype != "fp32":
-        raise Problem(f"rehearsal with optimizer {spec.label} is not available; the formula stands")
-    if spec.kernel == "fused" or _is_users(spec, user):
+    if plan.optimizer.kernel == "fused" or _is_users(plan.optimizer, user):
+        if plan.optimizer.state_dtype != "fp32":
+            raise Problem(f"rehearsal with optimizer {plan.optimizer.label} is not available; the formula stands")
         return None
-    kind = getattr(torch.optim, NAMES[spec.name], None)
-    if kind is None:
-        raise Problem(f"torch.optim has no {spec.name} with kernel {spec.kernel}; the formula stands")
-    trained = [param for param in model.parameters() if param.requires_grad]
-    return kind(trained, **_params(spec), foreach=spec.kernel == "foreach")
-
-
-def _params(spec: OptimizerSpec) -> dict[str, Any]:
-    """Only what changes bytes; lr and the like do not."""
-    params: dict[str, Any] = {"lr": 1e-3}
-    if spec.momentum:
-        params["momentum"] = 0.9
-    if spec.weight_decay:
-        params["weight_decay"] = 0.01
-    if spec.amsgrad:
-        params["amsgrad"] = True
-    return params
+    return torch_optimizer(plan.optimizer)([param for param in model.parameters() if param.requires_grad])
 
 
 def _is_users(spec: OptimizerSpec, user: Mapping[str, Any] | None) -> bool:

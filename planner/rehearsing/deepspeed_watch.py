@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from dsplan.planner.rehearsing.rehearsal import Recording, Rehearsal
+from dsplan.planner.tracing.kernels import normal_value
 from dsplan.runtime.storages import StorageTracker
 from dsplan.runtime.watching import COLLECTIVES, WHY
 from dsplan.schemas.ledger import CATEGORIES, Collective, Ledger, MemoryItem, Moment, Phase
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 HOST = "host"
@@ -20,17 +22,24 @@ HOST = "host"
 
 
 class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
-    """StorageTracker that names each new storage by the code that makes it, counts host memory apart, and collectives."""
+    """StorageTracker that names each new storage by the code that makes it, and counts host memory apart, and collectives.
+
+    It answers `.item()` with a normal step's value, so that norms and overflow checks need no values.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.phase: Phase | None = None
         self.device_bytes = 0
         self.host_bytes = 0
-        self.on_change: Callable[[int, str, int], None] | None = None
+        self.on_placed: Callable[[int, str, int], None] | None = None
         self.collectives: dict[str, tuple[int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # half of all calls
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return normal_value(args[0])
         if func.namespace == "c10d" and self.phase is not None:
             self._count(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
@@ -73,8 +82,8 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
             self.host_bytes += delta
         else:
             self.device_bytes += delta
-        if self.on_change is not None:
-            self.on_change(key, category, delta)
+        if self.on_placed is not None:
+            self.on_placed(key, category, delta)
 
 
 _PASSED_ON = ("forward", "backward", "__call__", "wrapped_fn", "wrapper")
@@ -106,7 +115,7 @@ class DeepSpeedWatch:
 
     def __init__(self) -> None:
         self.tracker = PlacedTracker()
-        self.tracker.on_change = self._changed
+        self.tracker.on_placed = self._changed
         self._engine: Any = None
         self._peaks: dict[Phase, tuple[int, dict[str, int]]] = {}
         self._resident = 0
@@ -148,16 +157,16 @@ class DeepSpeedWatch:
         self._label_state()
         self._resident = self.tracker.device_bytes - self.tracker.live.get("activations", 0)
 
-    def rehearsal(self, ranks: int, whole: bool) -> Rehearsal:
-        """whole: every micro-batch of the step was run; else it names no collectives."""
+    def rehearsal(self, *, counted: bool, offloads: bool) -> Rehearsal:
+        """counted: the collectives are those of a whole step. offloads: what lies on the host are states, not some scalars."""
         assert self._recording is not None
         return Rehearsal(
-            ledger=self._ledger(ranks > 1 and whole),
+            ledger=self._ledger(counted, self._host if offloads else 0),
             events=tuple(self._recording.events),
             resident=self._recording.resident,
         )
 
-    def _ledger(self, counted: bool) -> Ledger:
+    def _ledger(self, counted: bool, host_bytes: int) -> Ledger:
         moments = []
         for phase, (_, live) in self._peaks.items():
             items = tuple(
@@ -175,7 +184,7 @@ class DeepSpeedWatch:
             level="rehearsal",
             moments=tuple(moments),
             resident_bytes=self._resident,
-            host_bytes=self._host,
+            host_bytes=host_bytes,
             collectives=collectives if counted else (),
         )
 

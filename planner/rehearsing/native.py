@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,27 +14,26 @@ import torch.distributed as dist
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject, Subject
 from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
-from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.rehearsing.modes import Answers, Kernels
+from dsplan.planner.rehearsing.optimizers import torch_optimizer
+from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES, Recording, Rehearsal
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
 from dsplan.runtime.watching import StepWatch
-from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import _engine_run_backward
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-
-MICRO_BATCHES = 3
-"""A first, a middle and a last micro-batch: bytes do not depend on how many there are in between."""
 
 
 def rehearse(subject: Subject, plan: Plan) -> Ledger:
-    """The ledger of rank 0 over the second step of the plan's engine, without weights, GPU or network.
+    """The ledger of `rehearsal`."""
+    return rehearsal(subject, plan).ledger
+
+
+def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
+    """Rank 0 over the second step of the plan's engine, without weights, GPU or network.
 
     The process must have no process group; while it rehearses it has a fake one of plan.layout.ranks. Where accumulation
     is larger than MICRO_BATCHES the ledger names no collectives. Problem for what no rehearsal covers yet.
@@ -53,9 +52,9 @@ def rehearse(subject: Subject, plan: Plan) -> Ledger:
     with _fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
-        with user_code(subject.file, "the model raised"), mode, _Answers(), _Kernels():  # type: ignore[no-untyped-call]
+        with user_code(subject.file, "the model raised"), mode, Answers(), Kernels():  # type: ignore[no-untyped-call]
             engine, *_ = initialize(
-                model=model, optimizer=_optimizer(plan.optimizer), config=_config(plan, accumulation)
+                model=model, optimizer=torch_optimizer(plan.optimizer), config=_config(plan, accumulation)
             )
             observer = engine.observer = _SecondStep(engine)
             for _ in range(2 * accumulation):
@@ -65,7 +64,9 @@ def rehearse(subject: Subject, plan: Plan) -> Ledger:
                 engine.backward(loss)
                 engine.step()
             assert observer.ledger is not None
-            return observer.ledger if accumulation == plan.accumulation else replace(observer.ledger, collectives=())
+            book = observer.ledger if accumulation == plan.accumulation else replace(observer.ledger, collectives=())
+            recording = observer.recording
+            return Rehearsal(ledger=book, events=tuple(recording.events), resident=recording.resident)
 
 
 def _refuse(subject: Subject, plan: Plan) -> None:
@@ -113,24 +114,6 @@ def _config(plan: Plan, accumulation: int) -> dict[str, Any]:
     return config
 
 
-def _optimizer(spec: OptimizerSpec) -> Callable[[Any], Optimizer]:
-    """The optimizer over whatever parameters the engine comes to hold. lr and the like do not change bytes."""
-    kinds: dict[str, Callable[..., Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adagrad": torch.optim.Adagrad,
-        "sgd": torch.optim.SGD,
-    }
-    if spec.name not in kinds:
-        raise Problem(f"rehearsal with optimizer {spec.name} is not available yet; the formula stands")
-    options: dict[str, Any] = {"lr": 1e-3, "foreach": spec.kernel == "foreach"}
-    if spec.kernel == "fused":
-        options = {"lr": 1e-3, "fused": True}
-    if spec.name == "sgd" and spec.momentum:
-        options["momentum"] = 0.9
-    return lambda params: kinds[spec.name](params, **options)
-
-
 class _SecondStep:
     """Observer of an engine that watches its second step, which has its states from the start."""
 
@@ -138,11 +121,16 @@ class _SecondStep:
         self._engine = engine
         self._watch: StepWatch | None = None
         self.ledger: Ledger | None = None
+        self.recording = Recording()
 
     def forward_begins(self, inputs: list[torch.Tensor]) -> None:
         if self._watch is None and self._engine.global_steps == 1:
             self._watch = StepWatch(self._engine)
             self._watch.start()
+            tracker = self._watch.tracker
+            for key, num_bytes in tracker.held():
+                self.recording.hold(key, num_bytes)
+            tracker.on_change = self.recording.change
         if self._watch is not None:
             self._watch.forward_begins(inputs)
 
@@ -156,32 +144,6 @@ class _SecondStep:
 
     def step_ends(self) -> None:
         if self._watch is not None:
+            self._watch.tracker.on_change = None
             self._watch.stop()
             self.ledger = self._watch.ledger("rehearsal")
-
-
-class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives `.item()` a normal step's value: a finite norm, no overflow."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        if func is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return 1.0 if dtype.is_floating_point else False if dtype is torch.bool else 0
-        return func(*args, **(kwargs or {}))
-
-
-class _Kernels(GpuKernels):
-    """GpuKernels that stays on while backward computes blocks again: Tensor.backward would switch it off."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.Tensor.backward:
-            return super().__torch_function__(func, types, args, kwargs)
-        with self:
-            loss = args[0]
-            gradient = torch.ones_like(loss)
-            keep = bool((kwargs or {}).get("retain_graph"))
-            return _engine_run_backward(
-                (loss,), (gradient,), keep, False, (), allow_unreachable=True, accumulate_grad=True
-            )

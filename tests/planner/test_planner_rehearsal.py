@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
-from dsplan.planner.rehearsing.native import rehearse
+from dsplan.planner.rehearsing.native import rehearsal, rehearse
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import STEP_PHASES
@@ -54,10 +54,25 @@ def test_it_needs_no_more_for_more_ranks():
         ({"layout": Layout(dp_shard=2, tp=2)}, "tp 2"),
         ({"layout": Layout(dp_shard=2, pp=3)}, "pp 3"),
         ({"offload": "optimizer"}, "offload optimizer"),
-        ({"optimizer": OptimizerSpec(name="lamb")}, "optimizer lamb"),
     ],
 )
 def test_what_no_rehearsal_covers_is_said(change, named):
     with pytest.raises(Problem, match=f"{named} is not available yet; the formula stands"):
         rehearse(residual(), replace(PLAN, **change))
     assert not dist.is_initialized()
+
+
+def test_an_optimizer_that_torch_lacks_is_said():
+    with pytest.raises(Problem, match="optimizer lamb is not available: torch has none; the formula stands"):
+        rehearse(residual(), replace(PLAN, optimizer=OptimizerSpec(name="lamb")))
+
+
+def test_events_add_up_to_the_peak():
+    """The live bytes that the events add up to: those of the ledger, at the start and at the peak."""
+    told = rehearsal(residual(), PLAN)
+    live = peak = sum(delta for _, delta in told.events[: told.resident])
+    for _, delta in told.events[told.resident :]:
+        live += delta
+        peak = max(peak, live)
+    assert peak == told.ledger.allocated_bytes
+    assert live - told.ledger.resident_bytes < 4096  # the loop's batch and loss
