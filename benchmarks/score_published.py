@@ -11,13 +11,17 @@ Nothing is fitted on the rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
+import os
 import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,10 @@ from dsplan.planner.memory import ledger
 from dsplan.planner.memory.device import device_memory
 from dsplan.planner.models.load import ModelSubject
 from dsplan.planner.models.weightless import build_weightless
+from dsplan.planner.tracing.flops import UNKNOWN, Flops
 from dsplan.planner.tracing.tracer import trace
+from dsplan.runtime.blocks import find_blocks
+from dsplan.schemas.ledger import STEP_PHASES
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import GIB
@@ -64,13 +71,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print every row and all scores as JSON")
     parser.add_argument("--only", default="", help="only rows whose row_id begins so")
     parser.add_argument("--worst", type=int, default=10, help="how many of the worst rows to print")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args()
     if not options.data.is_dir() or not list(options.data.glob("*.csv")):
         sys.exit(f"{options.data}: no folder with CSV files")
     torch.set_num_threads(1)
     rows = [row for path in sorted(options.data.glob("*.csv")) for row in read(path)]
     rows = [row for row in rows if row["row_id"].startswith(options.only)]
-    scores, reasons = score(rows)
+    scores, reasons = score(rows, options.workers)
     report = summary(scores, reasons, len(rows))
     if options.json:
         json.dump(
@@ -86,7 +94,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return [{key: (value or "").strip() for key, value in row.items() if key} for row in csv.DictReader(file)]
 
 
-def score(rows: Sequence[Mapping[str, str]]) -> tuple[list[Score], Counter[str]]:
+def score(rows: Sequence[Mapping[str, str]], workers: int = 1) -> tuple[list[Score], Counter[str]]:
     """Scores of the rows that have a plan, and how many have none, by reason. Rows of one model share its trace."""
     runs: list[Run] = []
     reasons: Counter[str] = Counter()
@@ -99,16 +107,28 @@ def score(rows: Sequence[Mapping[str, str]]) -> tuple[list[Score], Counter[str]]
     for run in runs:
         by_network[run.network].append(run)
     scores = []
-    for done, (network, of_network) in enumerate(by_network.items(), start=1):
-        subject = subject_of(network)
-        for run in of_network:
-            try:
-                scores.append(predict(run, subject))
-            except Problem as problem:
-                reasons[str(problem).rpartition(": ")[2]] += 1
-        print(f"\r{done} of {len(by_network)} models ", end="", file=sys.stderr, flush=True)
+    with contextlib.ExitStack() as stack:
+        each = map
+        if workers > 1:
+            each = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn"))).map
+        for done, (found, refused) in enumerate(each(of_one_network, by_network.values()), start=1):
+            scores += found
+            reasons.update(refused)
+            print(f"\r{done} of {len(by_network)} models ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return sorted(scores, key=lambda each: each.row_id), reasons
+
+
+def of_one_network(runs: Sequence[Run]) -> tuple[list[Score], list[str]]:
+    """Scores of runs that share a model, and why the others have none."""
+    torch.set_num_threads(1)
+    subject, scores, refused = subject_of(runs[0].network), [], []
+    for run in runs:
+        try:
+            scores.append(predict(run, subject))
+        except Problem as problem:
+            refused.append(str(problem).rpartition(": ")[2])
+    return scores, refused
 
 
 def subject_of(network: Network) -> ModelSubject:
@@ -124,6 +144,8 @@ def subject_of(network: Network) -> ModelSubject:
 
 def predict(run: Run, subject: ModelSubject) -> Score:
     plan = run.plan
+    uncounted = Flops(units=(0.0,) * (1 + len(find_blocks(subject.module))), source=UNKNOWN)
+    subject.flops.setdefault((plan.micro_batch, plan.seq_len), uncounted)  # bytes alone are asked for
     traced = trace(
         subject,
         precision=plan.precision,
@@ -132,6 +154,8 @@ def predict(run: Run, subject: ModelSubject) -> Score:
         seq_len=plan.seq_len,
     )
     book = ledger(traced, plan)
+    if plan.engine == "native":  # how our runtime loads a model says nothing of how theirs do
+        book = replace(book, moments=tuple(moment for moment in book.moments if moment.phase in STEP_PHASES))
     memory, verdict = device_memory(book, plan, run.cluster, traced, expandable=run.expandable)
     assert memory.allocated_bytes is not None and memory.reserved_bytes is not None
     assert memory.device_bytes is not None and memory.device_bytes_low is not None

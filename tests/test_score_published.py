@@ -157,7 +157,7 @@ def test_the_whole_of_it_on_a_small_model(tmp_path, capsys, monkeypatch):
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-    monkeypatch.setattr(sys, "argv", ["score_published.py", "--data", str(tmp_path), "--json"])
+    monkeypatch.setattr(sys, "argv", ["score_published.py", "--data", str(tmp_path), "--json", "--workers", "1"])
     scorer.main()
     report = json.loads(capsys.readouterr().out)
     assert (report["rows"], report["mapped"], report["measured"]) == (2, 1, 1)
@@ -166,7 +166,7 @@ def test_the_whole_of_it_on_a_small_model(tmp_path, capsys, monkeypatch):
     assert report["rows_scored"][0]["estimator_bytes"] == 4 * 1000 * 256 + 18 * params // 8
     assert report["by_group"]["full, zero 2-3"]["rows"] == 1
     assert report["fit"] == {"fits": {"fits": 1}, "oom": {}}
-    monkeypatch.setattr(sys, "argv", ["score_published.py", "--data", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["score_published.py", "--data", str(tmp_path), "--workers", "1"])
     scorer.main()
     text = capsys.readouterr().out
     assert "2 rows, 1 have a plan, 1 of them a measured memory" in text
