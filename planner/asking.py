@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsplan.planner.candidates import regrouped
+from dsplan.planner.memory.device import host_phases
 from dsplan.planner.rows import Bench
 from dsplan.planner.tables import position_table
 from dsplan.schemas.answers import Probe, Reach
@@ -178,7 +179,7 @@ def probe_of(row: Row, value: int, cluster: Cluster) -> Probe:
         value=value,
         fits=row.verdict in FITTING,
         verdict=row.verdict,
-        why=why_not(row, usable),
+        why=why_not(row, cluster),
         allocated_bytes=memory.allocated_bytes,
         device_bytes=memory.device_bytes,
         device_bytes_low=memory.device_bytes_low,
@@ -189,13 +190,16 @@ def probe_of(row: Row, value: int, cluster: Cluster) -> Probe:
     )
 
 
-def why_not(row: Row, usable: int | None) -> str:
+def why_not(row: Row, cluster: Cluster) -> str:
     """Why the row does not fit; empty where it does."""
+    usable = cluster.gpu.usable_bytes if cluster.gpu else None
     if row.verdict == "oom" and usable is not None and row.memory.device_bytes is not None:
         taken = row.memory.device_bytes
         return f"{gib(taken)} GiB on a GPU, {gib(taken - usable)} GiB more than it has"
-    if row.verdict == "host_oom":
-        return f"{gib(row.memory.host_bytes)} GiB of host memory on a node, more than it has"
+    if row.verdict == "host_oom" and row.ledger is not None and cluster.host_memory_bytes is not None:
+        phase, taken = max(host_phases(row.ledger, row.plan, cluster), key=lambda pair: pair[1])
+        when = {"load": " while it loads", "save": " while it saves"}.get(phase, "")
+        return f"{gib(taken)} GiB of a node's host memory{when}, {gib(taken - cluster.host_memory_bytes)} GiB more than it has"
     return ""
 
 

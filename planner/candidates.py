@@ -43,10 +43,14 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
                 reason = _no_such_offload(settings.offload, zero_stage) or _refused(
                     zero_stage, tp, pp, cluster, tp_limit, num_blocks
                 )
+                reason = reason or _no_such_split(settings, cluster, tp, pp, num_blocks)
                 if reason:
                     skipped[reason] += 1
                     continue
-                layout = Layout(dp_shard=cluster.ranks // (tp * pp), tp=tp, pp=pp)
+                replicate, sp = settings.dp_replicate, settings.sp
+                layout = Layout(
+                    dp_shard=cluster.ranks // (tp * pp * sp * replicate), dp_replicate=replicate, tp=tp, pp=pp, sp=sp
+                )
                 try:
                     micro_batch, accumulation = _batch(settings, layout.dp)
                 except ValueError as error:
@@ -65,6 +69,10 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
                         offload=settings.offload,  # type: ignore[arg-type]
                         optimizer=settings.optimizer,
                         knobs=settings.knobs,
+                        built=settings.built or (settings.built_at_3 if zero_stage == 3 else "host"),
+                        schedule=settings.schedule,
+                        sequence_parallel=settings.sequence_parallel and tp > 1,
+                        virtual_stages=settings.virtual_stages,
                     )
                 )
     if not plans:
@@ -106,6 +114,17 @@ def _refused(zero_stage: int, tp: int, pp: int, cluster: Cluster, tp_limit: int,
         return f"pp {pp} is larger than the number of blocks ({num_blocks})"
     if pp > 1 and zero_stage > 1:
         return "pp > 1 with zero 2 or 3: gradients stay whole over a pipeline's micro-batches"
+    return None
+
+
+def _no_such_split(settings: Settings, cluster: Cluster, tp: int, pp: int, num_blocks: int) -> str | None:
+    if cluster.ranks % (tp * pp * settings.sp * settings.dp_replicate):
+        degrees = ((tp, "tp"), (pp, "pp"), (settings.sp, "sp"), (settings.dp_replicate, "dp_replicate"))
+        product = " x ".join(f"{name} {degree}" for degree, name in degrees if degree > 1)
+        return f"{product} does not divide the {cluster.ranks} GPUs"
+    chunks = pp * settings.virtual_stages
+    if pp > 1 and chunks > num_blocks:
+        return f"pp {pp} x {settings.virtual_stages} virtual stages are more than the {num_blocks} blocks"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,8 @@ from dsplan.planner.settings import Flags, Settings, settle
 from dsplan.planner.terminal import Told, quiet
 from dsplan.planner.tracing.tracer import trace
 from dsplan.reports.estimate_table import best_row, shown_rows
-from dsplan.schemas.answers import Questions, Reach, any_answer
+from dsplan.schemas.answers import LengthsAnswer, Questions, Reach, any_answer
+from dsplan.schemas.choices import Built
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import Companion, read_companion
 from dsplan.schemas.config import DsConfig, read_config
@@ -140,10 +142,10 @@ def answered(
             answers.append(reach_of(bench, row.plan, value))
     if questions.fewest_gpus:
         answers += [fewest_gpus(bench, row.plan, global_batch) for row in asked]
-    found = None
+    found: tuple[LengthsAnswer, ...] = ()
     if questions.lengths is not None:
         progress(f"asking for the lengths of {questions.lengths}")
-        found = lengths_answer(bench, best_row(report).plan, questions.lengths)
+        found = (lengths_answer(bench, best_row(report).plan, questions.lengths),)
     stages: tuple[StageRow, ...] = ()
     if questions.per_rank:
         stages = tuple(stage for row in shown for stage in stage_rows(bench.traced(row.plan), row.plan, bench.cluster))
@@ -155,7 +157,7 @@ def answered(
     if questions.explain:
         progress("asking what the verdict rests on")
         why = explanation(bench, best_row(report), own=report.own is not None, global_batch=global_batch)
-    return replace(report, answers=tuple(answers), lengths=found, per_rank=stages, explain=why)
+    return replace(report, answers=tuple(answers), lengths=found, per_rank=stages, explain=(why,) if why else ())
 
 
 def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -184,8 +186,10 @@ def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[st
 _NOT_MODELLED = (
     ("zero_optimization", "zero_quantized_weights", False),
     ("zero_optimization", "zero_quantized_gradients", False),
-    ("zero_optimization", "mics_shard_size", -1),
-    ("", "sequence_parallel_size", 1),
+    ("zero_optimization", "zenflow", None),
+    ("compile", "deepcompile", False),
+    ("activation_checkpointing", "partition_activations", False),
+    ("activation_checkpointing", "cpu_checkpointing", False),
 )
 """(block, key, the value that asks for nothing): what changes bytes and is not in the formulas yet."""
 
@@ -208,10 +212,10 @@ def config_notes(
             place = f"{source}:{finding.span.line}:{finding.span.column}"
             notes.append(f"{place}: {finding.severity}: {finding.message} [{finding.rule} {finding.name}]")
     for block, key, nothing in _NOT_MODELLED:
-        held = raw.get(block, {}) if block else raw
+        held = raw.get(block, {})
         if isinstance(held, Mapping) and held.get(key, nothing) not in (nothing, "auto", None):
-            name = f"{block}.{key}" if block else key
-            notes.append(f"{source}: {name} {held[key]} is not in these numbers yet")
+            said = "" if isinstance(held[key], Mapping) else f" {json.dumps(held[key])}"
+            notes.append(f"{source}: {block}.{key}{said} is not in these numbers yet")
     zero = raw.get("zero_optimization")
     if isinstance(zero, Mapping) and any(
         isinstance(zero.get(key), Mapping) and zero[key].get("device") == "nvme"
@@ -232,7 +236,9 @@ def merged(reports: Sequence[Estimate]) -> Estimate:
         rows=tuple(row for report in reports for row in report.rows),
         skipped=dict(skipped),
         answers=tuple(answer for report in reports for answer in report.answers),
+        lengths=tuple(answer for report in reports for answer in report.lengths),
         per_rank=tuple(stage for report in reports for stage in report.per_rank),
+        explain=tuple(why for report in reports for why in report.explain),
     )
 
 
@@ -242,7 +248,7 @@ def fits(report: Estimate) -> bool:
     Where something was asked, the answers decide: whether there is one; whether every step of the lengths fits.
     """
     if report.answers or report.lengths:
-        return any_answer(report.answers) and not (report.lengths and report.lengths.micro_batches_over)
+        return any_answer(report.answers) and not any(one.micro_batches_over for one in report.lengths)
     rows = [report.rows[report.own]] if report.own is not None else report.rows
     return any(row.verdict in ("fits", "tight", "unknown") for row in rows)
 
@@ -275,9 +281,18 @@ def settle_for(
         script_config=script_config,
         script_micro_batch=subject.micro_batch,
         script_optimizer=subject.optimizer,
+        built_at_3=_built_at_3(subject, flags.engine or ("deepspeed" if config else "native")),
         hidden_size=subject.hidden_size,
         needs_batch=needs_batch,
     )
+
+
+def _built_at_3(subject: Subject, engine: str) -> Built:
+    """At stage 3 DeepSpeed's zero.Init, and with it Trainer's and Accelerate's from_pretrained, makes shards at once.
+
+    Source: transformers/modeling_utils.py, is_deepspeed_zero3_enabled. The native engine shards what was built whole.
+    """
+    return "meta" if engine == "deepspeed" and (subject.kind == "hf" or subject.built == "meta") else "host"
 
 
 def trace_for(subject: Subject, settings: Settings, precision: str, micro_batch: int | None = None) -> Trace:

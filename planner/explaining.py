@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsplan.planner.asking import FITTING, fewest_gpus, largest, needs_length, probe, reach_of, trying
+from dsplan.planner.memory.device import host_phases
+from dsplan.planner.memory import ledger
 from dsplan.planner.rows import Bench
 from dsplan.schemas.answers import Change, Explanation, LargeItem, Reach
 from dsplan.schemas.estimate import Row
@@ -34,6 +36,7 @@ def explanation(bench: Bench, row: Row, *, own: bool, global_batch: int | None) 
         for phase in dict.fromkeys((*PHASES, *(moment.phase for moment in book.moments)))
         if (held := book.phase_bytes(phase))
     )
+    hosts = host_phases(book, row.plan, cluster)
     items = sorted(book.peak.items, key=lambda item: -item.bytes)[:LARGEST_ITEMS]
     reach: tuple[Reach, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -58,16 +61,16 @@ def explanation(bench: Bench, row: Row, *, own: bool, global_batch: int | None) 
         ),
         usable_bytes=usable,
         room_bytes=None if usable is None else usable - row.memory.device_bytes,
-        host_bytes=row.memory.host_bytes,
-        host_room_bytes=_room(cluster.host_memory_bytes, row.memory.host_bytes),
+        host_phases=hosts,
+        host_room_bytes=_room(cluster.host_memory_bytes, max(held for _, held in hosts)),
         reach=reach,
         changes=changes,
         no_change=no_change,
     )
 
 
-def _room(there: int | None, taken: int | None) -> int | None:
-    return None if there is None or taken is None else there - taken
+def _room(there: int | None, taken: int) -> int | None:
+    return None if there is None else there - taken
 
 
 def _reaches(bench: Bench, plan: Plan) -> Iterator[Reach]:
@@ -93,9 +96,13 @@ class _Move:
 def _changes(bench: Bench, row: Row, global_batch: int | None) -> Iterator[Change]:
     """What makes it fit, the least intrusive first: single changes, then several together. Each is evaluated."""
     plan = row.plan
+    if row.verdict == "host_oom":
+        yield from _less_on_the_host(bench, row)
+        return
+    yield from _expandable(bench, row)
     enough: list[frozenset[str]] = []
     """Kinds of moves that suffice: more beside them is no small change."""
-    for move in _moves(bench, plan):
+    for move in _moves(bench, row):
         change = _evaluated(bench, row, [move])
         if change is not None:
             enough.append(frozenset([move.kind]))
@@ -117,6 +124,48 @@ def _changes(bench: Bench, row: Row, global_batch: int | None) -> Iterator[Chang
                 yield change
 
 
+def _expandable(bench: Bench, row: Row) -> Iterator[Change]:
+    """Another setting of the allocator, where what is allocated would have room: the training stays as it is."""
+    memory, cluster = row.memory, bench.cluster
+    assert memory.device_bytes_low is not None and cluster.gpu is not None
+    if cluster.expandable_segments or memory.device_bytes_low > cluster.gpu.usable_bytes:
+        return
+    found = bench.row(row.plan, replace(cluster, expandable_segments=True))
+    if found.verdict in FITTING:
+        yield _change("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "an environment variable", found)
+
+
+def _less_on_the_host(bench: Bench, row: Row) -> Iterator[Change]:
+    """Where a node's memory is what is missing. Fewer ranks on a node would help too, but no one asks for that."""
+    plan = row.plan
+    knobs = replace(plan.knobs, gather_16bit_weights_on_save=False)
+    moves = [
+        _Move("build", "the model made on meta (zero.Init)", "another script", replace(plan, built="meta")),
+        _Move(
+            "save", "stage3_gather_16bit_weights_on_model_save false", "weights in shards", replace(plan, knobs=knobs)
+        ),
+    ]
+    if plan.offload == "param":
+        moves.append(_Move("offload", "offload optimizer alone", "parameters stay", replace(plan, offload="optimizer")))
+    if plan.offload != "none":
+        moves.append(_Move("offload", "offload none", "states stay on the GPUs", replace(plan, offload="none")))
+    for move in moves:
+        if move.plan != plan and (change := _evaluated(bench, row, [move])) is not None:
+            yield change
+
+
+def _change(what: str, costs: str, found: Row) -> Change:
+    memory = found.memory
+    assert memory.device_bytes is not None and memory.device_bytes_high is not None
+    return Change(
+        what=what,
+        costs=costs,
+        device_bytes=memory.device_bytes,
+        device_bytes_high=memory.device_bytes_high,
+        verdict=found.verdict,
+    )
+
+
 def _evaluated(bench: Bench, row: Row, moves: list[_Move]) -> Change | None:
     """The moves one after the other, as one change; None where it does not fit, or cannot be carried out."""
     plan = row.plan
@@ -124,26 +173,46 @@ def _evaluated(bench: Bench, row: Row, moves: list[_Move]) -> Change | None:
         if move.plan is None:
             return None
         plan = _merged(row.plan, plan, move.plan)
-    if _no_such(plan):
+    if _no_such(plan) or _states_alone_exceed(bench, row, plan):
         return None
     try:
         found = bench.row(plan)
     except Problem:
         return None
-    memory = found.memory
     if found.verdict not in FITTING or (row.runnable and not found.runnable):
         return None
-    assert memory.device_bytes is not None and memory.device_bytes_high is not None
-    return Change(
-        what=", ".join(move.what for move in moves),
-        costs="; ".join(dict.fromkeys(move.costs for move in moves)),
-        device_bytes=memory.device_bytes,
-        device_bytes_high=memory.device_bytes_high,
-        verdict=found.verdict,
+    return _change(
+        ", ".join(move.what for move in moves), "; ".join(dict.fromkeys(move.costs for move in moves)), found
     )
 
 
-_FIELDS = ("zero_stage", "precision", "micro_batch", "accumulation", "recompute", "offload", "optimizer", "knobs")
+def _states_alone_exceed(bench: Bench, row: Row, plan: Plan) -> bool:
+    """Whether parameters, gradients and optimizer state take more than a GPU has at every moment of a step.
+
+    They do not depend on what is computed, so that no other length, micro_batch or recompute need be traced.
+    """
+    if bench.cluster.gpu is None or plan.precision != row.plan.precision or plan.seq_len != row.plan.seq_len:
+        return False
+    book = ledger(bench.traced(row.plan), plan)
+    held = [
+        sum(moment.category_bytes(category) for category in ("params", "grads", "optimizer"))
+        for moment in book.moments
+        if moment.phase in ("forward", "backward", "step")
+    ]
+    return bool(held) and min(held) > bench.cluster.gpu.usable_bytes
+
+
+_FIELDS = (
+    "zero_stage",
+    "precision",
+    "micro_batch",
+    "accumulation",
+    "recompute",
+    "offload",
+    "optimizer",
+    "knobs",
+    "built",
+)
 
 
 def _merged(first: Plan, plan: Plan, changed: Plan) -> Plan:
@@ -162,10 +231,11 @@ def _no_such(plan: Plan) -> bool:
     )
 
 
-def _moves(bench: Bench, plan: Plan) -> Iterator[_Move]:
+def _moves(bench: Bench, row: Row) -> Iterator[_Move]:
     """Single changes, the least intrusive first."""
+    plan = row.plan
     yield _buckets(plan)
-    yield from _smaller_batch(bench, plan)
+    yield from _smaller_batch(bench, row)
     yield from _higher_zero(plan)
     yield _selective(plan)
     yield _recompute(plan)
@@ -189,8 +259,11 @@ def _buckets(plan: Plan) -> _Move:
     return _Move("buckets", what, "more, smaller messages", replace(plan, knobs=smaller) if applies else None)
 
 
-def _smaller_batch(bench: Bench, plan: Plan) -> Iterator[_Move]:
+def _smaller_batch(bench: Bench, row: Row) -> Iterator[_Move]:
     """The largest micro_batch that fits and divides the present one: the same samples in more passes."""
+    plan = row.plan
+    if _states_alone_exceed(bench, row, plan):
+        return
     fitting = [n for n in range(plan.micro_batch - 1, 0, -1) if plan.micro_batch % n == 0]
     if fitting and probe(bench, _with_batch(plan, 1), 1).fits:
         best = next(n for n in fitting if n == 1 or probe(bench, _with_batch(plan, n), n).fits)
@@ -292,6 +365,8 @@ def _shorter(bench: Bench, row: Row) -> Change | None:
     try:
         needs_length(bench, plan, "")
     except Problem:
+        return None
+    if _states_alone_exceed(bench, row, plan):
         return None
     answer, _ = largest(trying(bench, plan, "seq-len"), plan.seq_len, plan.seq_len)
     if answer is None:

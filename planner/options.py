@@ -72,6 +72,11 @@ class OffloadName(str, Enum):
     param = "param"
 
 
+class BuildName(str, Enum):
+    host = "host"
+    meta = "meta"
+
+
 class QuantizeName(str, Enum):
     nf4 = "nf4"
     int8 = "int8"
@@ -128,6 +133,14 @@ ReserveOption = Annotated[
     str | None,
     typer.Option(
         "--reserve", help="Of each GPU, left to a neighbour: 2GiB, 500MB.", metavar="BYTES", rich_help_panel=GPUS_GROUP
+    ),
+]
+ExpandableOption = Annotated[
+    bool,
+    typer.Option(
+        "--expandable-segments",
+        help="The run sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        rich_help_panel=GPUS_GROUP,
     ),
 ]
 TraceTimeoutOption = Annotated[
@@ -323,6 +336,12 @@ def flags_of(
     recompute: RecomputeName | None,
     offload: OffloadName | None,
     optimizer: str | None,
+    *,
+    sp: int | None = None,
+    dp_replicate: int | None = None,
+    schedule: str | None = None,
+    sequence_parallel: bool | None = None,
+    built: BuildName | None = None,
 ) -> Flags:
     """What the flags of estimate name. Problem where a list cannot be read."""
     from dsplan.planner.settings import Flags
@@ -358,4 +377,9 @@ def flags_of(
         recompute=recompute.value if recompute else None,
         offload=offload.value if offload else None,
         optimizer=optimizer,
+        sp=sp,
+        dp_replicate=dp_replicate,
+        schedule=schedule,
+        sequence_parallel=sequence_parallel,
+        built=built.value if built else None,
     )

@@ -36,10 +36,11 @@ class Bench:
             recompute=plan.recompute,
             micro_batch=plan.micro_batch,
             seq_len=None if plan.seq_len == self.own_seq_len else plan.seq_len,
+            count_flops=False,
         )
 
     def row(self, plan: Plan, cluster: Cluster | None = None) -> Row:
-        """The plan's row at level formula. Problem where the model takes no such batch."""
+        """The plan's row at level formula; its time may be unknown. Problem where the model takes no such batch."""
         return estimate_row(self.traced(plan), plan, cluster or self.cluster)
 
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dsplan.schemas.choices import OPTIMIZERS, OptimizerSpec, ZeroKnobs, optimizer_named
+from dsplan.schemas.choices import (
+    OPTIMIZERS,
+    PIPELINE_SCHEDULES,
+    Built,
+    OptimizerSpec,
+    PipelineSchedule,
+    ZeroKnobs,
+    optimizer_named,
+)
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, optimizer_spec
@@ -29,6 +37,12 @@ class Flags:
     offload: str | None = None
     optimizer: str | None = None
     engine: Engine | None = None
+    sp: int | None = None
+    dp_replicate: int | None = None
+    schedule: str | None = None
+    """gpipe, 1f1b, or interleaved:N with N virtual stages."""
+    sequence_parallel: bool | None = None
+    built: Built | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +67,14 @@ class Settings:
     own_zero: int | None
     own_precision: str | None
     origins: tuple[tuple[str, str, str], ...] = field(default=())
+    sp: int = 1
+    dp_replicate: int = 1
+    schedule: PipelineSchedule = "1f1b"
+    virtual_stages: int = 1
+    sequence_parallel: bool = False
+    built: Built | None = None
+    """None: by zero_stage, as `built_at_3` says; whole on every host below 3."""
+    built_at_3: Built = "host"
 
 
 def settle(
@@ -64,6 +86,7 @@ def settle(
     script_config: DsConfig | None = None,
     script_micro_batch: int | None = None,
     script_optimizer: OptimizerSpec | None = None,
+    built_at_3: Built = "host",
     hidden_size: int | None = None,
     needs_batch: bool = True,
 ) -> Settings:
@@ -178,12 +201,21 @@ def settle(
         asked.append(f'optimizer.type "{own.optimizer.type}" is not known to the memory model: give --optimizer')
     if asked:
         raise Problem(f"{own.source if own else 'config'}: {'; '.join(asked)}")
+    schedule, virtual_stages = _schedule(flags, raw if config else {})
+    parallel = flags.sequence_parallel
     return Settings(
         engine=flags.engine or ("deepspeed" if config else "native"),
         zero=zero,
         precision=precision,
-        tp=flags.tp or ((_degree(raw, "tensor_parallel", "autotp_size"),) if config else None),
-        pp=flags.pp or ((_degree(raw, "dsplan", "pipeline_stages"),) if config else None),
+        tp=flags.tp or ((_degree(raw, "dsplan.tensor_parallel", "tensor_parallel.autotp_size"),) if config else None),
+        pp=flags.pp or ((_degree(raw, "dsplan.pipeline_stages", "pipeline.stages"),) if config else None),
+        sp=flags.sp or (_degree(raw, "sequence_parallel_size") if config else 1),
+        dp_replicate=flags.dp_replicate or (_degree(raw, "dsplan.dp_replicate") if config else 1),
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        sequence_parallel=_switch(raw, "dsplan.sequence_parallel") if parallel is None and config else bool(parallel),
+        built=flags.built,
+        built_at_3=built_at_3,
         global_batch=global_batch if isinstance(global_batch, int) else None,
         micro_batch=micro_batch,
         accumulation=accumulation,
@@ -199,12 +231,46 @@ def settle(
     )
 
 
-def _degree(raw: Mapping[str, Any], block: str, key: str) -> int:
-    inner = raw.get(block)
-    value = inner.get(key, 1) if isinstance(inner, Mapping) else 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Problem(f"config: {block}.{key} is {value!r}, but must be a whole number")
-    return max(value, 1)
+def _at(raw: Mapping[str, Any], key: str) -> Any:
+    """The value at "block.key"; None: not there."""
+    value: Any = raw
+    for step in key.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
+
+
+def _degree(raw: Mapping[str, Any], *keys: str) -> int:
+    """The largest that the keys say; 1 where none does."""
+    most = 1
+    for key in keys:
+        value = _at(raw, key)
+        if value is None or (value == "auto" and key == "pipeline.stages"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise Problem(f"config: {key} is {value!r}, but must be a whole number")
+        most = max(most, value)
+    return most
+
+
+def _switch(raw: Mapping[str, Any], key: str) -> bool:
+    value = _at(raw, key)
+    if value not in (None, True, False):
+        raise Problem(f"config: {key} is {value!r}, but must be true or false")
+    return value is True
+
+
+def _schedule(flags: Flags, raw: Mapping[str, Any]) -> tuple[PipelineSchedule, int]:
+    """(schedule, virtual stages). Problem where it cannot be read."""
+    if flags.schedule is not None:
+        source, text = "--schedule", flags.schedule
+    else:
+        source, text = "config: dsplan.pipeline_schedule", _at(raw, "dsplan.pipeline_schedule") or "1f1b"
+    name, colon, number = str(text).partition(":")
+    virtual = int(number) if number.isdigit() else 2
+    whole = not colon or (name == "interleaved" and number.isdigit() and virtual >= 2)
+    if name not in PIPELINE_SCHEDULES or not whole:
+        raise Problem(f"{source} {text} cannot be read; write gpipe, 1f1b, or interleaved:N with N >= 2 virtual stages")
+    return name, virtual if name == "interleaved" else 1
 
 
 def _named(name: str | None) -> OptimizerSpec | None:

@@ -97,12 +97,14 @@ def explanation_text(explain: Explanation) -> str:
     lines = [f"{whose}, {row_name(explain.plan)}: {explain.verdict}{_room(explain)}"]
     others = ", ".join(f"{phase} {size(held)}" for phase, held in explain.phases if phase != explain.phase)
     peak = next((held for phase, held in explain.phases if phase == explain.phase), 0)
-    lines.append(
-        f"  decided in {explain.where}: {size(peak)} allocated" + (f" (other phases: {others})" if others else "")
-    )
+    where = explain.where if explain.phase in explain.where else f"{explain.phase}, {explain.where}"
+    lines.append(f"  decided in {where}: {size(peak)} allocated")
+    if others:
+        lines.append(f"  other phases: {others}")
     rows = [(item.category, size(item.bytes), item.why) for item in explain.largest]
     table = tabulate(rows, tablefmt="plain", colalign=("left", "right", "left"), disable_numparse=True)
     lines += [f"    {line}" for line in table.splitlines()]
+    lines += [host] if (host := _host(explain)) else []
     lines += [f"  {_reach(reach)}" for reach in explain.reach]
     if explain.changes:
         lines.append("  what would make it fit, the smallest change first (each evaluated):")
@@ -122,13 +124,15 @@ def _room(explain: Explanation) -> str:
         room = explain.room_bytes
         left = f"{size(room)} left" if room >= 0 else f"{size(-room)} more than there is"
         parts.append(f"{left} of a GPU's {size(explain.usable_bytes)}")
-    if explain.host_bytes:
-        text = f"host {size(explain.host_bytes)} per node"
-        if explain.host_room_bytes is not None:
-            room = explain.host_room_bytes
-            text += f", {size(room)} left" if room >= 0 else f", {size(-room)} more than there is"
-        parts.append(text)
     return f"; {'; '.join(parts)}" if parts else ""
+
+
+def _host(explain: Explanation) -> str:
+    """What a node's host takes, phase by phase, and what that leaves."""
+    told = ", ".join(f"{phase} {size(held)}" for phase, held in explain.host_phases if held)
+    room = explain.host_room_bytes
+    left = "" if room is None else f"; {size(room)} left" if room >= 0 else f"; {size(-room)} more than a node has"
+    return f"  host memory per node: {told}{left}" if told else ""
 
 
 def _reach(reach: Reach) -> str:

@@ -69,11 +69,11 @@ def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = Fa
     if estimate.per_rank:
         parts.append(_stages(estimate, rows))
     if estimate.explain:
-        parts.append(explanation_text(estimate.explain))
+        parts += map(explanation_text, estimate.explain)
     if estimate.answers:
         parts.append(answers_text(estimate.answers))
     if estimate.lengths:
-        parts.append(lengths_text(estimate.lengths))
+        parts += map(lengths_text, estimate.lengths)
     if formulas:
         parts += [_formulas(row) for row in rows]
     return "\n\n".join(part for part in parts if part)
@@ -118,8 +118,20 @@ def _head(estimate: Estimate, rows: Sequence[Row]) -> str:
         f"engine {estimate.engine} {estimate.engine_version} ({levels}); model {model.source}: "
         f"{model.params:,} parameters{frozen}; {forward}\n"
         f"batch: {_batch(rows)}; sequence {plan.seq_len or '-'}; recompute {plan.recompute}; offload {plan.offload}; "
-        f"optimizer {optimizer} ({kernel_of(plan.optimizer)}); cluster: {estimate.cluster}"
+        f"optimizer {optimizer} ({kernel_of(plan.optimizer)}){_ways(rows)}; cluster: {estimate.cluster}"
     )
+
+
+def _ways(rows: Sequence[Row]) -> str:
+    """What else was chosen of how the work is split, where it has an effect in some row."""
+    plan, layout = rows[0].plan, rows[0].plan.layout
+    said = [f"dp_replicate {layout.dp_replicate}"] if layout.dp_replicate > 1 else []
+    said += [f"sp {layout.sp}"] if layout.sp > 1 else []
+    if any(row.plan.layout.pp > 1 for row in rows) and plan.schedule != "1f1b":
+        chunks = f" of {plan.virtual_stages} virtual stages" if plan.virtual_stages > 1 else ""
+        said.append(f"schedule {plan.schedule}{chunks}")
+    said += ["sequence parallel with tp"] if any(row.plan.sequence_parallel for row in rows) else []
+    return "".join(f"; {part}" for part in said)
 
 
 def _batch(rows: Sequence[Row]) -> str:

@@ -144,9 +144,10 @@ class Explanation:
     usable_bytes: int | None
     room_bytes: int | None
     """Of the GPU; below 0: what is missing."""
-    host_bytes: int | None
+    host_phases: tuple[tuple[str, int], ...]
+    """(load, train or save, bytes of host memory on a node)"""
     host_room_bytes: int | None
-    """Per node; None where the node's memory is not known."""
+    """Of a node at the fullest of them; None where its memory is not known."""
     reach: tuple[Reach, ...]
     """How far micro_batch and sequence length go."""
     changes: tuple[Change, ...]
@@ -165,7 +166,7 @@ class Explanation:
             "largest": [asdict(item) for item in self.largest],
             "usable_bytes": self.usable_bytes,
             "room_bytes": self.room_bytes,
-            "host_bytes": self.host_bytes,
+            "host_phases": [{"phase": phase, "bytes": held} for phase, held in self.host_phases],
             "host_room_bytes": self.host_room_bytes,
             "reach": [reach.to_json() for reach in self.reach],
             "changes": [asdict(change) for change in self.changes],
@@ -181,8 +182,10 @@ def plan_key(plan: Plan) -> dict[str, Any]:
         "zero_stage": plan.zero_stage,
         "precision": plan.precision,
         "dp": layout.dp,
+        "dp_replicate": layout.dp_replicate,
         "tp": layout.tp,
         "pp": layout.pp,
+        "sp": layout.sp,
         "micro_batch": plan.micro_batch,
         "accumulation": plan.accumulation,
         "seq_len": plan.seq_len,

@@ -9,8 +9,10 @@ from typing import Literal
 from dsplan.schemas.optimizer import OPTIMIZERS, Kernel, OptimizerSpec, optimizer_named
 
 __all__ = [
+    "BUILTS",
     "OFFLOADS",
     "OPTIMIZERS",
+    "PIPELINE_SCHEDULES",
     "RECOMPUTES",
     "Built",
     "Kernel",
@@ -30,7 +32,9 @@ OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "param")
 
 Built = Literal["host", "meta"]
 """Where the script makes the model: whole on every rank's host, or nowhere (device meta, zero.Init): shard by shard."""
+BUILTS: tuple[Built, ...] = ("host", "meta")
 PipelineSchedule = Literal["1f1b", "gpipe", "interleaved"]
+PIPELINE_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b", "interleaved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,8 @@ class Cluster:
     """Of each GPU's memory, kept for a neighbour: taken off its usable_bytes already."""
     host_memory_bytes: int | None = None
     """Of one node; None: not known, so no verdict on the host."""
+    expandable_segments: bool = False
+    """Ranks run under PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 
     def reserving(self, num_bytes: int) -> Cluster:
         """The same cluster with so much of each GPU left to others. Problem where that is all of it, or the GPU is not known."""

@@ -145,11 +145,11 @@ class Estimate:
     """What the reader should know: one sentence each."""
     answers: tuple[Reach, ...] = ()
     """To --max and --min: of the user's own row, else of each row shown."""
-    lengths: LengthsAnswer | None = None
+    lengths: tuple[LengthsAnswer, ...] = ()
     per_rank: tuple[StageRow, ...] = ()
     """Of each row shown, stage by stage."""
-    explain: Explanation | None = None
-    """Of the user's own row, else of the first that is shown."""
+    explain: tuple[Explanation, ...] = ()
+    """By engine, of the user's own row, else of the first that is shown."""
 
     def to_json(self) -> dict[str, Any]:
         model = asdict(self.model)
@@ -157,11 +157,11 @@ class Estimate:
         if self.answers:
             more["answers"] = [answer.to_json() for answer in self.answers]
         if self.lengths:
-            more["lengths"] = self.lengths.to_json()
+            more["lengths"] = [answer.to_json() for answer in self.lengths]
         if self.per_rank:
             more["per_rank"] = [stage.to_json() for stage in self.per_rank]
         if self.explain:
-            more["explain"] = self.explain.to_json()
+            more["explain"] = [why.to_json() for why in self.explain]
         return {
             "version": 1,
             "model": {

@@ -6,6 +6,7 @@ Keys and defaults: DeepSpeed 0.19.8.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -266,9 +267,15 @@ def _types(raw: Mapping[str, Any]) -> Iterator[tuple[str, Level, str]]:
             '"selective" is not carried out by the native engine yet; use "full" or "none"',
         )
     own = raw["dsplan"] if isinstance(raw.get("dsplan"), Mapping) else {}
-    for name, what in (("pipeline_stages", "pipelines are"), ("tensor_parallel", "tensor parallelism is")):
-        if own.get(name) not in (None, 1):
-            yield f"/dsplan/{name}", "error", f"{what} not carried out by the native engine yet; use 1"
+    for name, what, one in (
+        ("pipeline_stages", "pipelines are", 1),
+        ("pipeline_schedule", "pipelines are", "1f1b"),
+        ("tensor_parallel", "tensor parallelism is", 1),
+        ("sequence_parallel", "sequence parallelism is", False),
+        ("dp_replicate", "hybrid sharding is", 1),
+    ):
+        if own.get(name) not in (None, one):
+            yield f"/dsplan/{name}", "error", f"{what} not carried out by the native engine yet; use {json.dumps(one)}"
 
 
 def _name(raw: Mapping[str, Any], block: str, key: str) -> str | None:

@@ -173,6 +173,7 @@ def _fits(
     if cluster is None or cluster.gpu is None:
         return lambda raw: "--cluster with a kind of GPU, as 8xA100-80GB"
     from dsplan.planner.estimating import estimate
+    from dsplan.planner.memory.device import host_phases
     from dsplan.planner.settings import Flags
 
     gpu = cluster.gpu
@@ -185,11 +186,16 @@ def _fits(
         memory = row.memory
         if memory.device_bytes is None or memory.device_bytes_high is None:
             return "a sample batch of the model"
+        assert row.ledger is not None
+        phase, host_bytes = max(host_phases(row.ledger, row.plan, cluster), key=lambda pair: pair[1])
         return Fit(
             gpu=gpu.name,
             device_bytes=memory.device_bytes,
             device_bytes_high=memory.device_bytes_high,
             usable_bytes=gpu.usable_bytes,
+            host_phase=phase,
+            host_bytes=host_bytes,
+            host_memory_bytes=cluster.host_memory_bytes,
         )
 
     return fit

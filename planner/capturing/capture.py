@@ -18,7 +18,7 @@ from typing import IO, Any
 from dsplan.planner.capturing.confining import OFFLINE
 from dsplan.planner.capturing.progress import slowest_line
 from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject
-from dsplan.schemas.choices import OptimizerSpec
+from dsplan.schemas.choices import Built, OptimizerSpec
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace
 
@@ -40,6 +40,7 @@ class Capture:
     config: dict[str, Any] | None
     optimizer: OptimizerSpec | None
     micro_batch: int | None
+    built: Built
 
 
 class ScriptSubject(Subject):
@@ -71,6 +72,7 @@ class ScriptSubject(Subject):
     config = _from_first("config")
     optimizer = _from_first("optimizer")
     micro_batch = _from_first("micro_batch")
+    built = _from_first("built")
     del _from_first
 
 
@@ -131,6 +133,7 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
         config=answer["config"],
         optimizer=OptimizerSpec(**optimizer) if optimizer else None,
         micro_batch=answer["micro_batch"],
+        built="meta" if answer["zero_init"] else "host",
     )
 
 

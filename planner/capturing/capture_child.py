@@ -67,6 +67,7 @@ def _run(script: str, arguments: Sequence[str], recording: Recording, confinemen
     small_loaders()
     silence(met, lambda name, then: sys.meta_path.insert(0, WhenImported(name, then)))
     patch_transformers(met, lambda name, then: sys.meta_path.insert(0, WhenImported(name, then)))
+    _watch_zero_init(recording)
     warnings.simplefilter("ignore")
     stood_in: list[str] = []
     try:
@@ -74,7 +75,7 @@ def _run(script: str, arguments: Sequence[str], recording: Recording, confinemen
             confinement.begin()
             runpy.run_path(script, run_name="__main__")
     except Captured as captured:
-        answer = captured.answer
+        answer = {**captured.answer, "zero_init": recording.zero_init}
         answer["trace"]["notes"] = [*answer["trace"]["notes"], *stood_in, *met, *confinement.notes()]
         return answer
     except Problem:
@@ -164,6 +165,35 @@ def _stand_in_for_deepspeed(recording: Recording) -> None:
     sys.path.insert(1, str(Path(dsplan.runtime.__file__).parent / "stand_in"))
     sys.meta_path.append(_AnySubmodule())
     sys.meta_path.insert(0, WhenImported("deepspeed", _anything_else))
+
+
+def _watch_zero_init(recording: Recording) -> None:
+    """Whether the model is made in shards: by zero.Init, or by a from_pretrained that has reason to use it.
+
+    Source: transformers/integrations/deepspeed.py, is_deepspeed_zero3_enabled.
+    """
+
+    def zero(module: Any) -> None:
+        init = module.Init
+
+        def noting(*args: Any, enabled: bool = True, **kwargs: Any) -> Any:
+            recording.zero_init |= bool(enabled)
+            return init(*args, **kwargs)
+
+        module.Init = noting
+
+    def models(module: Any) -> None:
+        load = module.PreTrainedModel.from_pretrained.__func__
+
+        def noting(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+            integration = sys.modules.get("transformers.integrations.deepspeed")
+            recording.zero_init |= integration is not None and bool(integration.is_deepspeed_zero3_enabled())
+            return load(cls, *args, **kwargs)
+
+        module.PreTrainedModel.from_pretrained = classmethod(noting)
+
+    for name, then in (("deepspeed.zero", zero), ("transformers.modeling_utils", models)):
+        sys.meta_path.insert(0, WhenImported(name, then))
 
 
 def _anything(name: str) -> Any:

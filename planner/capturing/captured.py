@@ -46,6 +46,8 @@ class Recording:
     recompute: str | None
     micro_batch: int | None
     initialized: bool = False
+    zero_init: bool = False
+    """The model was made under zero.Init."""
     resize: Resize | None = None
     """Of the step that is being recorded."""
 

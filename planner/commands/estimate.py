@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +12,11 @@ from dsplan.planner.options import (
     VARIED_GROUP,
     ArgsOption,
     AttentionOption,
+    BuildName,
     ClusterOption,
     EngineChoice,
     EstimateFormat,
+    ExpandableOption,
     Fewest,
     FreezeOption,
     LoraOption,
@@ -68,10 +71,28 @@ def estimate(
     ] = None,
     offload: Annotated[OffloadName | None, _varied("--offload", "What lives on the host.")] = None,
     optimizer: Annotated[str | None, _varied("--optimizer", "adamw, sgd, adamw-8bit, ...")] = None,
+    sp: Annotated[int | None, _varied("--sp", "GPUs that share each sequence (Ulysses).", min=1)] = None,
+    dp_replicate: Annotated[
+        int | None, _varied("--dp-replicate", "Copies of the shards: hybrid sharding.", min=1)
+    ] = None,
+    schedule: Annotated[
+        str | None, _varied("--schedule", "Of a pipeline: 1f1b, gpipe, interleaved:N.", metavar="NAME")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None,
+        _varied("--sequence-parallel/--no-sequence-parallel", "With tp: what it leaves whole is split too."),
+    ] = None,
+    build: Annotated[
+        BuildName | None,
+        _varied(
+            "--build", "Where the script makes the model: whole on each rank's host, or in shards (meta, zero.Init)."
+        ),
+    ] = None,
     engine: Annotated[EngineChoice | None, _varied("--engine", "deepspeed with --config, else native.")] = None,
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
     reserve: ReserveOption = None,
+    expandable_segments: ExpandableOption = False,
     sets: SetOption = None,
     lora: LoraOption = None,
     quantize: QuantizeOption = None,
@@ -123,7 +144,7 @@ def estimate(
         explain=True,
     )
     options: dict[str, Any] = {
-        "cluster": cluster_of(cluster, world_size) or this_machine(),
+        "cluster": replace(cluster_of(cluster, world_size) or this_machine(), expandable_segments=expandable_segments),
         "config": config,
         "args": args,
         "sets": sets_of(sets),
@@ -135,13 +156,27 @@ def estimate(
         "everything": everything,
         "questions": questions,
     }
-    flags = flags_of(zero, precision, tp, pp, micro_batch, accumulation, seq_len, recompute, offload, optimizer)
+    flags = flags_of(
+        zero,
+        precision,
+        tp,
+        pp,
+        micro_batch,
+        accumulation,
+        seq_len,
+        recompute,
+        offload,
+        optimizer,
+        sp=sp,
+        dp_replicate=dp_replicate,
+        schedule=schedule,
+        sequence_parallel=sequence_parallel,
+        built=build,
+    )
     engines: tuple[Any, ...] = (
         ("native", "deepspeed") if engine is EngineChoice.both else (engine.value if engine else None,)
     )
     with progress() as told:
-        from dataclasses import replace
-
         from dsplan.planner import estimating
         from dsplan.reports import estimate_table
 

@@ -14,7 +14,8 @@ from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.overheads import overheads
 from dsplan.schemas.plan import Plan
-from dsplan.schemas.trace import Trace
+from dsplan.schemas.trace import Events, Trace
+from dsplan.schemas.units import PRECISION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ def _least(requests: Requests, found: Reserved) -> float:
 def traced_fragmentation(trace: Trace, plan: Plan, expandable: bool = False) -> Fragmentation:
     """Of a plan on this trace; remembered. Plans that differ in degrees share what the first of them has, at tp 1, pp 1."""
     key = (
-        id(trace),
+        id(trace.events),  # of fp16 and bf16 they may be the same ones
+        PRECISION_BYTES[plan.precision],
         plan.engine,
         min(plan.zero_stage, 2) if plan.zero_stage < 3 else 3,
         plan.offload,
@@ -113,18 +115,18 @@ def traced_fragmentation(trace: Trace, plan: Plan, expandable: bool = False) -> 
         expandable,
     )
     found = _remembered.get(key)
-    if found is None or found[0] is not trace:
+    if found is None or found[0] is not trace.events:
         if len(_remembered) > 512:
             _remembered.clear()
         layout = plan.layout if plan.layout.tp == plan.layout.pp == 1 else Layout(dp_shard=plan.layout.dp)
         requests = requests_of(trace, replace(plan, layout=layout))
         gathered = plan.engine == "deepspeed" and plan.zero_stage == 3
         made = fragmentation_of(requests, gathered=gathered, expandable=expandable) if requests else UNTRACED
-        found = _remembered[key] = (trace, made)
+        found = _remembered[key] = (trace.events, made)
     return found[1]
 
 
-_remembered: dict[tuple[object, ...], tuple[Trace, Fragmentation]] = {}
+_remembered: dict[tuple[object, ...], tuple[Events, Fragmentation]] = {}
 
 
 def verdict(device_bytes: int | None, device_bytes_high: int | None, usable_bytes: int | None) -> Verdict:
@@ -148,8 +150,10 @@ def device_memory(
     """The ledger's peak by category, what it takes on the device, and whether it fits. host_bytes is per node.
 
     requests: those that a rehearsal has recorded, else those of the plan on this trace. expandable: the run sets
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. MIG slices are not considered: the GPU is whole.
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, if the cluster does not say so. MIG slices are not considered: the GPU
+    is whole. The host is too small where any phase takes more than a node has.
     """
+    expandable = expandable or cluster.expandable_segments
     fragmentation = UNTRACED
     if requests is not None:
         fragmentation = fragmentation_of(requests, expandable=expandable)
@@ -172,6 +176,18 @@ def device_memory(
         host_bytes=ledger.host_bytes * min(cluster.gpus_per_node, plan.layout.ranks),
     )
     said = verdict(device.device_bytes, device.device_bytes_high, cluster.gpu.usable_bytes if cluster.gpu else None)
-    if said != "oom" and cluster.host_memory_bytes is not None and memory.host_bytes is not None:
-        said = "host_oom" if memory.host_bytes > cluster.host_memory_bytes else said
+    if said != "oom" and cluster.host_memory_bytes is not None:
+        most = max(held for _, held in host_phases(ledger, plan, cluster))
+        said = "host_oom" if most > cluster.host_memory_bytes else said
     return memory, said
+
+
+def host_phases(ledger: Ledger, plan: Plan, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+    """(phase, bytes of host memory on a node): every rank loads, every rank holds what is offloaded, rank 0 alone saves."""
+    ranks = min(cluster.gpus_per_node, plan.layout.ranks)
+    training = ledger.host_bytes * ranks
+    return (
+        ("load", ledger.load_host_bytes * ranks),
+        ("train", training),
+        ("save", training + ledger.save_host_bytes if ledger.save_host_bytes else 0),
+    )

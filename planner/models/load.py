@@ -15,7 +15,7 @@ from dsplan.planner.capturing.standing import stand_ins
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting, check_model_file, check_script
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_call, check_loss, checked_sample_batch, kind_of
-from dsplan.schemas.choices import OptimizerSpec
+from dsplan.schemas.choices import Built, OptimizerSpec
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Subject:
     config: dict[str, Any] | None = None
     optimizer: OptimizerSpec | None = None
     micro_batch: int | None = None
+    built: Built = "host"
+    """Where the script makes the model at stage 3: "meta" under zero.Init, shard by shard."""
     hidden_size: int | None = None
     """Of a HF config: what Trainer fills some "auto" sizes by."""
     arguments: dict[str, Any] | None = field(default=None, repr=False)
@@ -61,6 +63,8 @@ class ModelSubject(Subject):
     loss: Callable[[Any, Any], torch.Tensor] | None = field(default=None, repr=False)
     file: Path | None = None
     flops: dict[Any, Flops] = field(default_factory=dict, repr=False)
+    recordings: dict[Any, dict[Any, Any]] = field(default_factory=dict, repr=False)
+    """What was traced, by dtype and recompute, then by micro_batch and length: others are derived from it."""
     runs: list[Run] | None = field(default=None, repr=False)
     """Its stretches of equal blocks; None: not looked for yet."""
 

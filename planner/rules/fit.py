@@ -20,6 +20,12 @@ class Fit:
     device_bytes: int
     device_bytes_high: int
     usable_bytes: int
+    host_phase: str = ""
+    """load, train or save: when a node's host is the fullest."""
+    host_bytes: int = 0
+    """Then, on a node."""
+    host_memory_bytes: int | None = None
+    """Of a node; None: not known."""
 
 
 @rule("DSP901", "does-not-fit", severity=ERROR, keys=[])
@@ -59,3 +65,26 @@ def barely_fits(fit: Fit) -> Iterator[Hit]:
             f"but {fit.gpu} has {gib(fit.usable_bytes)} GiB",
             "leave more room, or measure",
         )
+
+
+@rule("DSP903", "host-does-not-fit", severity=ERROR, keys=[])
+def host_does_not_fit(fit: Fit) -> Iterator[Hit]:
+    """What a node's ranks hold on their host must fit into its memory.
+
+    Why:    The kernel ends a rank of a node whose memory is full, without a message; the others wait for it.
+    Given:  gib_offloaded 900, host_gib 512
+    Bad:    {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    Good:   {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+    Fix:    none
+    Source: dsplan estimate --config, with a --cluster file that names host_memory_gb
+    """
+    if fit.host_memory_bytes is not None and fit.host_bytes > fit.host_memory_bytes:
+        yield Hit(
+            "",
+            f"takes {gib(fit.host_bytes)} GiB of a node's host memory{_WHEN[fit.host_phase]}, but it has "
+            f"{gib(fit.host_memory_bytes)} GiB",
+            "see dsplan estimate for what would make it fit",
+        )
+
+
+_WHEN = {"": "", "load": " while it loads", "train": "", "save": " while it saves"}

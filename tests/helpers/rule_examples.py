@@ -22,7 +22,7 @@ def linted(rule: Rule, text: str) -> FileFindings:
     """The findings of an example, in the setting of its Given lines.
 
     Given: dp N, reader NAME, engine NAME, release X, from X (an upgrade to the newest), args.FIELD N, model.FIELD N, policy POINTER:SCHEMA (without spaces), or
-    gib_per_sample N with usable_gib N (a model that takes so much per sample, and 5 % more at most); else no cluster,
+    gib_per_sample N with usable_gib N (a model that takes so much per sample, and 5 % more at most), gib_offloaded N with host_gib N; else no cluster,
     DeepSpeed reads and runs it. args are those of the Trainer unless args.kind says otherwise. A Given that begins with "Good
     with" is the setting of Good, and the others are that of Bad.
     """
@@ -76,6 +76,17 @@ def _project(text: str) -> Project:
 
 
 def _fit(given: dict[str, str], text: str) -> Fit | None:
+    if "gib_offloaded" in given:
+        offloads = "offload_optimizer" in json.loads(text).get("zero_optimization", {})
+        return Fit(
+            gpu="GPU",
+            device_bytes=0,
+            device_bytes_high=0,
+            usable_bytes=1,
+            host_phase="train",
+            host_bytes=int(given["gib_offloaded"]) * 2**30 if offloads else 0,
+            host_memory_bytes=int(given["host_gib"]) * 2**30,
+        )
     if "gib_per_sample" not in given:
         return None
     needed = int(given["gib_per_sample"]) * json.loads(text)["train_micro_batch_size_per_gpu"] * 2**30

@@ -331,6 +331,64 @@ def test_lint_with_a_model_says_what_does_not_fit(tmp_path: Path) -> None:
     refused(dsplan("lint", str(config), "--model", "none.py", "--cluster", "1xT4"), "none.py")
 
 
+def test_lint_says_the_bytes_that_estimate_says(tmp_path: Path) -> None:
+    """A node of 1 GB: the model of 1 GiB that each of 2 ranks builds is too much for it, whatever the GPUs have."""
+    cluster, config, model = tmp_path / "c.json", tmp_path / "ds.json", tmp_path / "model.py"
+    cluster.write_text(json.dumps({"nodes": 1, "gpus_per_node": 2, "host_memory_gb": 1, "gpu": "A100-80GB"}))
+    model.write_text(
+        "import torch\n"
+        "def build_model():\n    return torch.nn.Linear(16384, 16384, bias=False)\n"
+        "def sample_batch(micro_batch, seq_len=None):\n    return (torch.zeros(micro_batch, 16384),)\n"
+    )
+    batch = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}
+    config.write_text(json.dumps({**batch, "zero_optimization": {"stage": 3}}))
+    options = ("--cluster", str(cluster), "--format", "json")
+    done = dsplan("lint", str(config), "--model", str(model), *options)
+    (finding,) = [one for one in json.loads(done.out)["files"][0]["findings"] if one["severity"] == "error"]
+    assert (done.code, finding["rule"]) == (1, "DSP903")
+    assert "takes 2.00 GiB of a node's host memory while it loads, but it has 0.931 GiB" in finding["message"]
+    told = dsplan("estimate", str(model), "--config", str(config), *options)
+    report = json.loads(told.out)
+    (why,) = report["explain"]
+    assert (told.code, report["rows"][0]["verdict"], why["verdict"]) == (1, "host_oom", "host_oom")
+    assert why["host_phases"][0] == {"phase": "load", "bytes": 2 * 4 * 16384**2}
+    assert [change["what"] for change in why["changes"]] == ["the model made on meta (zero.Init)"]
+    assert dsplan("estimate", str(model), "--config", str(config), "--build", "meta", *options).code == 0
+
+
+def test_a_pipelines_schedule_is_asked_for_by_flag_and_by_key(tmp_path: Path) -> None:
+    """GPipe keeps every micro-batch of the first stage, 1F1B as many as there are stages. Huang et al. 2019, Narayanan et al. 2021."""
+    options = (
+        "estimate",
+        "examples/gpt.py",
+        "--set",
+        "layers=4",
+        "--seq-len",
+        "128",
+        "--cluster",
+        "2xA100-80GB",
+        "--format",
+        "json",
+    )
+    split = ("--zero", "0", "--tp", "1", "--pp", "2", "--accumulation", "8")
+
+    def activations(*more: str) -> int:
+        (row,) = json.loads(dsplan(*options, *more).out)["rows"]
+        return row["memory"]["activations_bytes"]
+
+    plain = activations(*split)
+    assert activations(*split, "--schedule", "1f1b") == plain < activations(*split, "--schedule", "gpipe")
+    config = tmp_path / "ds.json"
+    batch = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True}}
+    config.write_text(json.dumps({**batch, "dsplan": {"pipeline_stages": 2, "pipeline_schedule": "gpipe"}}))
+    native = ("--config", str(config), "--engine", "native")
+    assert activations(*native) == activations(*split, "--schedule", "gpipe")
+    refused(dsplan(*options, *split, "--schedule", "gpipe:2"), "--schedule gpipe:2 cannot be read")
+    refused(
+        dsplan(*options, *split, "--schedule", "interleaved:3"), "pp 2 x 3 virtual stages are more than the 4 blocks"
+    )
+
+
 def test_what_cannot_be_rehearsed_is_said_and_its_formula_stands() -> None:
     options = ("--cluster", "2xA100-40GB", "--zero", "1", "--rehearse", "--format", "json")
     done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", *options)
@@ -365,17 +423,16 @@ def test_estimate_says_what_lint_says_of_the_config_and_what_is_not_in_its_numbe
     config = tmp_path / "ds.json"
     config.write_text(
         '{"train_batch_size": 8, "zero_optimisation": {"stage": 3}, "sequence_parallel_size": 2,\n'
-        ' "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}, "data_types": {"grad_accum_dtype": "fp32"}}'
+        ' "zero_optimization": {"stage": 3, "zero_quantized_gradients": true}, "data_types": {"grad_accum_dtype": "fp32"}}'
     )
     done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "8xA100-80GB", "--config", str(config))
     assert done.code == 0
     for words in (
         'ds.json:1:25: error: unknown key "zero_optimisation"',
-        "zero_hpz_partition_size 4 is not in these numbers",
+        "zero_optimization.zero_quantized_gradients true is not in these numbers",
     ):
         assert words in done.err
-    assert "sequence_parallel_size 2 is not in these numbers" in done.err
-    assert "data_types.grad_accum_dtype fp32 is not in these numbers" in done.err
+    assert "dp 4; sequence 32; recompute none; offload none; optimizer adamw (fused); sp 2;" in done.out
 
 
 def test_estimate_takes_splits_from_the_config(tmp_path: Path) -> None:
