@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsplan.planner.asking import FITTING, fewest_gpus, largest, needs_length, probe, reach_of, trying
-from dsplan.planner.memory.device import host_phases
 from dsplan.planner.memory import ledger
+from dsplan.planner.memory.device import host_phases
 from dsplan.planner.rows import Bench
 from dsplan.schemas.answers import Change, Explanation, LargeItem, Reach
 from dsplan.schemas.estimate import Row
@@ -21,6 +21,8 @@ LARGEST_ITEMS = 4
 MOST_CHANGES = 3
 MOST_PROBES = 4
 """Of a value, for the block that every report has: the present one and three more, so that a report costs few traces."""
+LENGTH_PROBES = 6
+"""Of shorter sequences: the first is the present one, and each is a trace."""
 SMALL_BUCKET = 50_000_000
 """Elements. Source: the size that DeepSpeed's documentation gives for clusters short of memory (docs, zero_optimization)."""
 
@@ -316,6 +318,12 @@ def _offload_optimizer(plan: Plan) -> _Move:
     return _Move("offload", "offload optimizer", "optimizer steps on the host", changed)
 
 
+def _offload_none(plan: Plan) -> _Move:
+    """For a host that is too small, beside what makes room on the GPU."""
+    changed = replace(plan, offload="none") if plan.offload != "none" else None
+    return _Move("offload", "offload none", "states stay on the GPUs", changed)
+
+
 def _offload_param(plan: Plan) -> _Move:
     changed = replace(plan, offload="param") if plan.offload != "param" else None
     return _Move("offload", "offload param", "parameters come over the bus for each use", changed)
@@ -328,6 +336,7 @@ _STRONGEST: tuple[Callable[[Plan], _Move], ...] = (
     _recompute,
     _offload_optimizer,
     _offload_param,
+    _offload_none,
 )
 """What is combined where too few single changes suffice, each at its full strength."""
 
@@ -368,7 +377,7 @@ def _shorter(bench: Bench, row: Row) -> Change | None:
         return None
     if _states_alone_exceed(bench, row, plan):
         return None
-    answer, _ = largest(trying(bench, plan, "seq-len"), plan.seq_len, plan.seq_len)
+    answer, _ = largest(trying(bench, plan, "seq-len"), plan.seq_len, plan.seq_len, most_probes=LENGTH_PROBES)
     if answer is None:
         return None
     assert answer.device_bytes is not None and answer.device_bytes_high is not None

@@ -111,6 +111,16 @@ def tensor_state_bytes(spec: OptimizerSpec, shape: Sequence[int]) -> int:
     return _width(spec) * states * numel + counter
 
 
+def state_formula(spec: OptimizerSpec, counted: str, width: int | None = None) -> str:
+    """What `state_bytes` adds up, for people; counters and 8-bit states' small tensors are left out. width: of a state, if not its own."""
+    label, states = spec.label, spec.states
+    if spec.name == "adafactor":
+        return f"{label}: {_width(spec)} B for each row and column of {counted}"
+    if spec.state_dtype == "8bit":
+        return f"{label}: {states} x (1 B + {FP32} B / {BLOCK_8BIT}) x {counted}"
+    return f"{label}: {states} x {width or _width(spec)} B x {counted}"
+
+
 def step_temporary_elements(spec: OptimizerSpec, numels: Sequence[int]) -> int:
     """Elements, in fp32, that the step over tensors of these sizes, in this order, makes and drops."""
     row = ALGORITHMS[spec.name]

@@ -69,8 +69,8 @@ def size(num_bytes: int | float) -> str:
 
 
 def count(number: int | float) -> str:
-    """A count as people say it: "8.03 B", "124 M", "11"."""
-    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+    """A count as people say it: "8.03 bn", "124 M", "11"."""
+    for unit, name in ((10**12, "T"), (10**9, "bn"), (10**6, "M"), (10**3, "k")):
         if abs(number) >= unit:
             return f"{number / unit:.3g} {name}"
     return str(int(number))

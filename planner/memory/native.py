@@ -12,6 +12,7 @@ from dsplan.planner.memory.native_passes import Way, divided, passing_peaks
 from dsplan.planner.memory.replay import Layer, Timeline, in_flight, items_at, timelines
 from dsplan.planner.memory.shards import Shards, part_of, shards
 from dsplan.schemas.ledger import Ledger, MemoryItem, Moment
+from dsplan.schemas.optimizer import state_formula
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import PRECISION_BYTES, count, size
@@ -122,7 +123,7 @@ class _Rank:
                 Layer("params", self.held.master_bytes, f"fp32 master: 4 B x {self.per_shard(self.held.whole)}")
             )
         if offload == "none":
-            why = f"{optimizer.label}: {optimizer.states} states of {self.per_shard(self.held.trainable)}"
+            why = state_formula(optimizer, self.per_shard(self.held.trainable))
             layers.append(Layer("optimizer", self.held.state_bytes, why))
         return layers
 

@@ -232,7 +232,11 @@ class _Passes:
         if waits and not pass_.first:  # sums go as their unit is reduced
             left = np.where(backward, self.trainable - self.done_elements * pass_.last, self.trainable)
             partial = width * left[timeline.segment]
-            layers.append(Layer("grads", partial, f"{width} B x params, summed over micro-batches before reducing"))
+
+            def summed(row: int) -> str:
+                return f"summed over micro-batches before reducing: {width} B x {count(int(partial[row]) // width)}"
+
+            layers.append(Layer("grads", partial, summed))
         elif waits and not pass_.last:
             own = own + np.where(backward, width * self.done_elements, 0)[timeline.segment]
         layers.append(

@@ -30,7 +30,7 @@ def test_printing() -> None:
     assert gib(None) == "-"
     assert size(2**30) == "1 GiB"
     assert size(511) == "511 B"
-    assert count(8_030_261_248) == "8.03 B"
+    assert count(8_030_261_248) == "8.03 bn"
     assert seconds(0.3124) == "312 ms"
     assert flops(2.92e11) == "292 GFLOP"
     assert (rate(0.5234), rate(11.63), rate(129_234.0)) == ("0.523", "11.6", "129,200")

@@ -5,13 +5,12 @@ Source: deepspeed/runtime/zero/stage3.py, deepspeed/runtime/comm/coalesced_colle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats
 from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, Limits, gathered, persistent
-from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, per_element
+from dsplan.planner.memory.deepspeed.rank import FP32, Rank, norm_of_one, per_element
 from dsplan.planner.memory.replay import Layer
 from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
@@ -122,7 +121,8 @@ class Gathered(Rank):
             return [self.states(optimizer)]
         shards.append(self.frozen(self.degree))
         largest = max(self.numels, default=0)
-        moving = Layer("params", width * max(self.shard, largest), "the same once more, or the largest parameter whole")
+        most = max(self.shard, largest)
+        moving = Layer("params", width * most, f"the same again, or the largest parameter whole: {width} B x {count(most)}")
         if self.plan.offload != "none":
             return [[*shards, moving], self.states(optimizer)]
         master = Layer("optimizer", self.master * self.shard, f"master: {self.master} B x {self.per_rank(self.shard)}")
@@ -147,7 +147,7 @@ class Gathered(Rank):
             layers.append(per_element("gathered_params", width, whole, "params gathered whole"))
             layers.append(per_element("gathered_params", width, flat, "flat buffers that params arrive in"))
         reductions, left = scattered(
-            [self.numels[place] for place in beats.grad_order],
+            tuple(self.numels[place] for place in beats.grad_order),
             bucket=self.knobs.reduce_bucket_size,
             contiguous=self.knobs.contiguous_gradients,
             degree=self.degree,
@@ -175,7 +175,7 @@ class Gathered(Rank):
         if self.plan.offload != "none":
             groups = self.on_device()
             return [[Layer("temporary", int(layer.bytes), str(layer.why)) for layer in self.kernel(optimizer, groups)]]
-        alternatives = [[Layer("temporary", FP64 * max(self.pieces, default=0), "norm of one gradient in fp64")]]
+        alternatives = [[norm_of_one(self.pieces)]]
         for part, members in sorted(set(self.grouped)):
             cast = self.summed != self.master
             copied = members > 1 or cast  # else a view of the gradient serves
@@ -189,8 +189,9 @@ class Gathered(Rank):
         return alternatives
 
 
+@lru_cache(maxsize=512)
 def scattered(
-    numels: Sequence[int], *, bucket: int, contiguous: bool, degree: int, in_place: bool
+    numels: tuple[int, ...], *, bucket: int, contiguous: bool, degree: int, in_place: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(inside, after) by gradient in the order of backward, and one row more for the end: the three columns.
 

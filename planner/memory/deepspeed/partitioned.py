@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats
-from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, per_element
+from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, norm_of_one, per_element
 from dsplan.planner.memory.deepspeed.reducing import CAST, COPY, FULL, PART, Rules, ownership, reduced
 from dsplan.planner.memory.replay import Layer
 from dsplan.schemas.optimizer import OptimizerSpec
@@ -29,7 +29,8 @@ class Partitioned(Rank):
         self.largest = max(self.trained_numels, default=0)
         self.compact = self.summed == FP32 > self.width
         self.order = self._order()
-        dealt = [self.numels[place] for place in self.order]
+        dealt = tuple(self.numels[place] for place in self.order)
+        self.dealt = dealt
         self.owners = ownership(dealt, self.part)
         self.owned = [own for own in self.owners.own if own]
         self.whole = sum(numel for numel, own in zip(dealt, self.owners.own, strict=True) if own)
@@ -49,7 +50,8 @@ class Partitioned(Rank):
             self.frozen(),
         ]
         if self.offloads:
-            layers.append(Layer("buckets", self.width * self.largest, "buffer of the largest gradient on its way out"))
+            why = f"the largest gradient on its way out: {self.width} B x {count(self.largest)}"
+            layers.append(Layer("buckets", self.width * self.largest, why))
             return layers
         why = f"{'fp32' if self.master == FP32 else '16-bit'} master: {self.master} B x {self.per_rank(self.part)}"
         return [
@@ -111,11 +113,11 @@ class Partitioned(Rank):
             ),
         )
         slot = {place: index for index, place in enumerate(self.order)}
-        order = [slot[place] for place in beats.grad_order if place in slot]
+        order = tuple(slot[place] for place in beats.grad_order if place in slot)
         part = (self.part if self.compact else self.whole) if again and not first else 0
         inside, after = reduced(
             rules,
-            [self.numels[place] for place in self.order],
+            self.dealt,
             order,
             self.owners,
             held=self.trained if again and first else 0,
@@ -166,12 +168,12 @@ class Partitioned(Rank):
                 "grads", self.summed * self.part, f"own partition: {self.summed} B x {self.per_rank(self.part)}"
             )
             return [
-                [held, Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")],
+                [held, norm_of_one(pieces)],
                 step,
                 *between,
             ]
         held = Layer("grads", self.width * self.whole, f"own partition: {self.width} B x {count(self.whole)}")
-        norm = Layer("temporary", FP64 * max(pieces, default=0), "norm of one gradient in fp64")
+        norm = norm_of_one(pieces)
         flat = self.width * self.part if len(pieces) != 1 or pieces[0] != self.part else 0
         copied = Layer("grads", flat, f"the same flattened: {self.width} B x {self.per_rank(self.part)}")
         cast = Layer("grads", high if self.master != self.width else 0, f"in fp32: 4 B x {self.per_rank(self.part)}")

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats, Bytes, Split, beats_of, stage_params
 from dsplan.planner.memory.replay import Layer, in_flight, items_at, timelines
 from dsplan.planner.memory.shards import local_numel
 from dsplan.schemas.ledger import Category, Ledger, Moment, Phase
-from dsplan.schemas.optimizer import OptimizerSpec, kernel_of, state_bytes, step_temporary_elements
+from dsplan.schemas.optimizer import (
+    OptimizerSpec,
+    kernel_of,
+    state_bytes,
+    state_formula,
+    step_temporary_elements,
+)
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Param, Trace
 from dsplan.schemas.units import PRECISION_BYTES, count, size
@@ -33,6 +39,7 @@ class Rank:
     def __init__(self, trace: Trace, plan: Plan, stage: int):
         layout = plan.layout
         self.trace, self.plan, self.stage, self.knobs = trace, plan, stage, plan.knobs
+        self.books: dict[OptimizerSpec, Ledger] = {}
         split = Split(layout.pp, layout.tp, plan.sequence_parallel, layout.sp)
         self.beats = beats_of(trace, split, stage, modules=self.sees_modules)
         self.params: Sequence[Param] = self.beats.params if self.beats else stage_params(trace, layout.pp, stage)
@@ -61,6 +68,12 @@ class Rank:
         self.overlap = plan.zero_stage == 3 if overlap is None else overlap and layout.pp == 1
 
     def ledger(self, optimizer: OptimizerSpec) -> Ledger:
+        """The rank's ledger under that optimizer, remembered."""
+        if optimizer not in self.books:
+            self.books[optimizer] = self._ledger(optimizer)
+        return self.books[optimizer]
+
+    def _ledger(self, optimizer: OptimizerSpec) -> Ledger:
         held = self.states(optimizer)
         states = items_at(held, 0)
         moments = [Moment(phase="load", where="initialize", items=items_at(_fullest(self.loads(optimizer)), 0))]
@@ -195,10 +208,10 @@ class Rank:
     def optimizer_states(self, optimizer: OptimizerSpec, numels: Sequence[int]) -> Layer:
         """States of flat tensors of these sizes."""
         total = sum(numels)
-        held = state_bytes(optimizer, [(numel,) for numel in numels])
+        held = _flat_states(optimizer, tuple(numels))
         if self.state < FP32 and optimizer.state_dtype == "fp32":
             held -= (FP32 - self.state) * optimizer.states * total
-        why = f"{optimizer.label}: {optimizer.states} x {self.state} B x {self.per_rank(total)}"
+        why = state_formula(optimizer, self.per_rank(total), self.state if optimizer.state_dtype == "fp32" else None)
         return Layer("optimizer", held, why)
 
     def first_sums(self, optimizer: OptimizerSpec) -> Layer:
@@ -227,8 +240,20 @@ NDArrayBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Why = Callable[[int], str]
 
 
+@lru_cache(maxsize=512)
+def _flat_states(optimizer: OptimizerSpec, numels: tuple[int, ...]) -> int:
+    """Bytes of the states of tensors of one dim."""
+    return state_bytes(optimizer, [(numel,) for numel in numels])
+
+
 def _fullest(alternatives: list[list[Layer]]) -> list[Layer]:
     return max(alternatives, key=lambda layers: sum(int(layer.bytes) for layer in layers))
+
+
+def norm_of_one(numels: Sequence[int]) -> Layer:
+    """Gradients are squared in fp64, one after the other."""
+    largest = max(numels, default=0)
+    return Layer("temporary", FP64 * largest, f"norm of one gradient in fp64: {FP64} B x {count(largest)}")
 
 
 def per_element(category: Category, width: int, elements: Bytes, what: str) -> Layer:
