@@ -21,7 +21,7 @@ LARGEST_ITEMS = 4
 MOST_CHANGES = 3
 MOST_PROBES = 4
 """Of a value, for the block that every report has: the present one and three more, so that a report costs few traces."""
-LENGTH_PROBES = 6
+LENGTH_PROBES = 9
 """Of shorter sequences: the first is the present one, and each is a trace."""
 SMALL_BUCKET = 50_000_000
 """Elements. Source: the size that DeepSpeed's documentation gives for clusters short of memory (docs, zero_optimization)."""
