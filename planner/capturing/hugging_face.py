@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from dsplan.planner.models.one_sequence import one_sequence_a_row
 from torch import nn
 
 _NOT_CONFIG = (
@@ -30,6 +31,7 @@ def patch_transformers(noted: list[str], when_imported: Callable[[str, Callable[
 
     when_imported("transformers.modeling_utils", models)
     when_imported("transformers.modeling_flash_attention_utils", _flash_is_there)
+    when_imported("transformers.masking_utils", one_sequence_a_row)
     when_imported("transformers.training_args", _gpu_is_there)
     when_imported("transformers.generation.utils", lambda module: _no_generation(module, noted))
 

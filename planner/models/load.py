@@ -80,6 +80,7 @@ def load_subject(
 ) -> Subject:
     """The subject that MODEL names. Problem where it cannot be had, in one line with the remedy."""
     subject = _load(model, sets, seq_len, script_args, trace_timeout_seconds, adapting)
+    _without_packing()
     subject.arguments = {
         "model": model,
         "sets": dict(sets or {}),
@@ -89,6 +90,14 @@ def load_subject(
         "adapting": adapting,
     }
     return subject
+
+
+def _without_packing() -> None:
+    if "transformers.masking_utils" not in sys.modules:
+        return
+    from dsplan.planner.models.one_sequence import one_sequence_a_row
+
+    one_sequence_a_row()
 
 
 def _load(

@@ -141,7 +141,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled under it, and the wrapper costs a third of the trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             self.notes.append("a tensor's value is read (.item(), if tensor: ...); 1.0, 0 or False stood for it")
             return normal_value(args[0])
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):

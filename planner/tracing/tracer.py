@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,9 @@ from dsplan.planner.models.weightless import (
     logical_shape,
     stand_in,
 )
+from dsplan.planner.tracing.deriving import between
 from dsplan.planner.tracing.flops import Flops, forward_flops
+from dsplan.planner.tracing.half_types import TWINS, names_half_types
 from dsplan.planner.tracing.kernels import GpuKernels
 from dsplan.planner.tracing.recording import Recording
 from dsplan.planner.tracing.repeating import Run, find_runs, left_out
@@ -51,27 +53,42 @@ def trace(
     recompute: str = "none",
     micro_batch: int | None = None,
     seq_len: int | None = None,
+    count_flops: bool = True,
 ) -> Trace:
     """The trace of one model at one compute dtype, recompute policy, micro_batch (None: 1, or what a script feeds) and seq_len.
 
-    The same arguments give the same object. Problem where the model cannot run, with the user's own traceback.
+    The same arguments give the same object. Without count_flops FLOPs are None, unless they are known: for who asks for bytes
+    alone. Problem where the model cannot run, with the user's own traceback.
     """
     seq_len = subject.seq_len if seq_len is None else seq_len
     key = (precision, recompute, micro_batch, seq_len)
-    if key not in subject.traces:
-        if isinstance(subject, ModelSubject):
-            with stand_ins() as stood_in:
-                made = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len)
-            subject.traces[key] = replace(made, notes=tuple(dict.fromkeys([*made.notes, *stood_in])))
-        else:
+    if not isinstance(subject, ModelSubject):
+        if key not in subject.traces:
             from dsplan.planner.capturing.capture import ScriptSubject, capture
 
             assert isinstance(subject, ScriptSubject)
             subject.traces[key] = capture(subject, precision, recompute, micro_batch)
+        return subject.traces[key]
+    if not count_flops and key not in subject.traces:
+        key = (*key, "bytes alone")
+    if key not in subject.traces:
+        twin = subject.traces.get((TWINS.get(precision), *key[1:]))
+        if twin is not None and not names_half_types(subject.module, _functions_of(subject)):
+            subject.traces[key] = replace(twin, precision=precision)
+        else:
+            with stand_ins() as stood_in:
+                made = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len, count_flops)
+            subject.traces[key] = replace(made, notes=tuple(dict.fromkeys([*made.notes, *stood_in])))
     return subject.traces[key]
 
 
-def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_batch: int, seq_len: int | None) -> Trace:
+def _functions_of(subject: ModelSubject) -> list[Callable[..., Any]]:
+    return [found for found in (subject.loss, subject.sample_batch) if found is not None]
+
+
+def _trace_model(
+    subject: ModelSubject, precision: str, recompute: str, micro_batch: int, seq_len: int | None, count_flops: bool
+) -> Trace:
     module, dtype = subject.module, DTYPES[precision]
     blocks = find_blocks(module)
     rules = splitting(module, blocks)
@@ -87,9 +104,10 @@ def _trace_model(subject: ModelSubject, precision: str, recompute: str, micro_ba
         check_inputs(subject.file, module, inputs.args, inputs.kwargs)
         known_seq_len = seq_len if seq_len is not None else sequence_length(batch)
         notes += _rows(batch, micro_batch)
-        flops = _flops(subject, blocks, micro_batch, seq_len)
-        notes += flops.notes
-        recorded = _recording(subject, blocks, rules, dtype, recompute, micro_batch, seq_len)
+        if count_flops:
+            flops = _flops(subject, blocks, micro_batch, seq_len)
+            notes += flops.notes
+        recorded = _recording(subject, blocks, rules, dtype, recompute, micro_batch, seq_len, known_seq_len)
         segments, events = recorded.recording.segments(), recorded.recording.trace_events()
         notes += recorded.notes
         loss_inside = recorded.loss_inside
@@ -204,21 +222,50 @@ def _recording(
     recompute: str,
     micro_batch: int,
     seq_len: int | None,
+    known_seq_len: int | None,
 ) -> _Recorded:
-    """Repeated blocks are traced few, where those that are traced do alike."""
+    """Repeated blocks are traced few, where those that are traced do alike; sizes between others that were traced are derived."""
     num_params = [len(held) for held in params_by_unit(subject.module, [block for _, block in blocks])]
     record = functools.partial(_record, subject, blocks, num_params, rules, dtype, recompute, micro_batch, seq_len)
     runs = _runs(subject, blocks)
-    if not runs:
-        return record()
-    try:
-        with left_out(subject.module, blocks, runs):
-            recorded = record()
-    except Problem:
-        return record()  # a loop over the number of layers, perhaps
     names = [name for name, _ in blocks]
-    whole = replicated(recorded.recording, runs, names)
-    return replace(recorded, recording=whole) if whole is not None else record()
+    at = (micro_batch, known_seq_len)
+    few = subject.recordings.setdefault((dtype, recompute, "few"), {})
+    every = subject.recordings.setdefault((dtype, recompute, "all"), {})
+    derived = _derived(few, at)
+    if derived is not None:
+        whole = replicated(derived.recording, runs, names)
+        if whole is not None:
+            return replace(derived, recording=whole)
+    derived = _derived(every, at)
+    if derived is not None:
+        return derived
+    if runs:
+        try:
+            with left_out(subject.module, blocks, runs):
+                recorded = record()
+        except Problem:
+            recorded = None  # a loop over the number of layers, perhaps
+        whole = replicated(recorded.recording, runs, names) if recorded is not None else None
+        if recorded is not None and whole is not None:
+            few[at] = recorded
+            return replace(recorded, recording=whole)
+    every[at] = record()
+    return every[at]
+
+
+def _derived(known: Mapping[tuple[int, int | None], _Recorded], at: tuple[int, int | None]) -> _Recorded | None:
+    """The recording at (micro_batch, length) out of those that differ in one of the two."""
+    micro_batch, length = at
+    rows = {rows: found for (rows, other), found in known.items() if other == length}
+    lengths = {other: found for (rows, other), found in known.items() if rows == micro_batch and other is not None}
+    for value, found in ((micro_batch, rows), (length, lengths)):
+        if value is None or any(other.notes != first.notes for first in found.values() for other in found.values()):
+            continue
+        made = between({size: recorded.recording for size, recorded in found.items()}, value)
+        if made is not None:
+            return replace(next(iter(found.values())), recording=made)
+    return None
 
 
 @contextlib.contextmanager
