@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dsplan.planner.tracing.kernels import normal_value
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -146,7 +147,12 @@ class Shortcuts(TorchFunctionMode):
                 return [self._part(tensor, len(tensor) // args[1])] * args[1]
             if func is torch.cat and len(args) == 1:
                 return _joined(tensor, kwargs.get("out"))
+        if func is torch.Tensor.__bool__ and getattr(args[0], "_dsplan_holds", False):
+            return True
         result = func(*args, **kwargs)
+        if func is torch.Tensor.gt and result.dim() == 0 and isinstance(args[1], (int, float)):
+            # as of a finite norm, which is asserted to be above 0; a bare bool is an overflow flag, and false
+            result._dsplan_holds = normal_value(args[0]) > args[1]
         if func in (torch.tensor, torch.as_tensor) and result.device == HOST:
             device = kwargs.get("device")
             if device is not None and torch.device(device) == GPU:

@@ -111,6 +111,7 @@ def _zero(plan: Plan, user: Any) -> dict[str, Any]:
         "reduce_scatter": knobs.reduce_scatter,
         "use_multi_rank_bucket_allreduce": knobs.multi_rank_allreduce,
         "round_robin_gradients": knobs.round_robin_gradients,
+        "memory_efficient_linear": knobs.memory_efficient_linear,
     }
     if knobs.overlap_comm is not None:
         zero["overlap_comm"] = knobs.overlap_comm
