@@ -21,9 +21,8 @@ def names_half_types(model: nn.Module, beside: Iterable[Callable[..., Any]] = ()
     """
     seen: set[types.CodeType] = set()
     waiting: list[tuple[Any, type | None]] = [(function, None) for function in beside]
-    for kind in {type(module) for module in model.modules()}:
-        if not _of_torch(kind):
-            waiting.append((kind.forward, kind))
+    kinds = {type(module) for module in model.modules()}
+    waiting += [(kind.forward, kind) for kind in kinds if not _of_torch(kind)]
     while waiting:
         found, kind = waiting.pop()
         for function in _functions(found):

@@ -61,7 +61,7 @@ def trace(
     alone. Problem where the model cannot run, with the user's own traceback.
     """
     seq_len = subject.seq_len if seq_len is None else seq_len
-    key = (precision, recompute, micro_batch, seq_len)
+    key: tuple[Any, ...] = (precision, recompute, micro_batch, seq_len)
     if not isinstance(subject, ModelSubject):
         if key not in subject.traces:
             from dsplan.planner.capturing.capture import ScriptSubject, capture
@@ -230,8 +230,8 @@ def _recording(
     runs = _runs(subject, blocks)
     names = [name for name, _ in blocks]
     at = (micro_batch, known_seq_len)
-    few = subject.recordings.setdefault((dtype, recompute, "few"), {})
-    every = subject.recordings.setdefault((dtype, recompute, "all"), {})
+    few: dict[_Size, _Recorded] = subject.recordings.setdefault((dtype, recompute, "few"), {})
+    every: dict[_Size, _Recorded] = subject.recordings.setdefault((dtype, recompute, "all"), {})
     derived = _derived(few, at)
     if derived is not None:
         whole = replicated(derived.recording, runs, names)
@@ -254,8 +254,12 @@ def _recording(
     return every[at]
 
 
-def _derived(known: Mapping[tuple[int, int | None], _Recorded], at: tuple[int, int | None]) -> _Recorded | None:
-    """The recording at (micro_batch, length) out of those that differ in one of the two."""
+_Size = tuple[int, int | None]
+"""(micro_batch, length)."""
+
+
+def _derived(known: Mapping[_Size, _Recorded], at: _Size) -> _Recorded | None:
+    """The recording at a size out of those that differ in one of the two."""
     micro_batch, length = at
     rows = {rows: found for (rows, other), found in known.items() if other == length}
     lengths = {other: found for (rows, other), found in known.items() if rows == micro_batch and other is not None}
