@@ -2,7 +2,7 @@
 
 DIR holds CSV files of one schema: row_id, model, layers, hidden, heads, kv_heads, ffn, vocab, params_b, seq, micro_batch,
 grad_accum, gpus, gpu_type, gpu_mem_gb, framework, method, zero_stage, sharding, tp, pp, cp, ep, precision, act_ckpt, attn,
-compile, offload, optimizer, mem_value, mem_unit, mem_kind, mem_scope, outcome, kind, notes. What is empty was not published.
+compile, offload, optimizer, mem_value, mem_unit, mem_kind, mem_scope, outcome, kind, notes, source. What is empty was not published.
 Every row that a plan stands for is predicted; the others are counted by reason. Rows that were measured as allocated, reserved
 or device bytes are held against ours of that kind. DeepSpeed's own estimator answers for the same rows.
 Nothing is fitted on the rows.

@@ -80,5 +80,7 @@ class ZeroKnobs:
     """Parameter shards live on nvme; the host holds `param_buffers` buffers of `param_buffer_size` elements."""
     param_buffers: int = 5
     param_buffer_size: int = 100_000_000
+    memory_efficient_linear: bool = True
+    """False: autograd keeps the gathered weight of each linear layer from forward to backward (stage 3)."""
     gather_16bit_weights_on_save: bool = False
     """The whole model is gathered on rank 0's host to be saved (stage3_gather_16bit_weights_on_model_save)."""

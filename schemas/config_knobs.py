@@ -31,6 +31,7 @@ _SWITCHES = (
     ("reduce_scatter", "reduce_scatter", True),
     ("multi_rank_allreduce", "use_multi_rank_bucket_allreduce", True),
     ("round_robin_gradients", "round_robin_gradients", False),
+    ("memory_efficient_linear", "memory_efficient_linear", True),
     ("quantized_weights", "zero_quantized_weights", False),
     ("quantized_gradients", "zero_quantized_gradients", False),
     ("gather_16bit_weights_on_save", "stage3_gather_16bit_weights_on_model_save", False),

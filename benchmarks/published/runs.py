@@ -151,7 +151,7 @@ def run_of(row: Mapping[str, str]) -> Run:
         offload=_offload(row),
         optimizer=_optimizer(row, framework),
         knobs=_knobs(row, architecture),
-        built="meta" if framework.engine == "native" else "host",
+        built="meta" if framework.engine == "native" or _zero_init(row) else "host",
     )
     sharded = zero_stage >= 2
     group = "adapters" if lora_rank else "part frozen" if adapted else f"full, zero {'2-3' if sharded else '0-1'}"
@@ -334,6 +334,28 @@ def _optimizer(row: Mapping[str, str], framework: Framework) -> OptimizerSpec:
     return OptimizerSpec(name=name, kernel=kernel)
 
 
+LEAKY_LINEAR = re.compile("FlagPerf")
+"""Sources whose scripts make the model under zero.Init(mem_efficient_linear=False).
+
+Source: FlagOpen/FlagPerf, training/benchmarks/{llama2_7b,chatglm3_6b}/deepspeed/run_pretraining.py.
+"""
+
+
+def _zero_init(row: Mapping[str, str]) -> bool:
+    """Whether the model is made shard by shard: HF Trainer does so at stage 3, and FlagPerf's scripts."""
+    return row["zero_stage"] == "3" and bool(
+        _AUTO.search(row["framework"]) or LEAKY_LINEAR.search(row.get("source", ""))
+    )
+
+
+def _efficient_linear(row: Mapping[str, str]) -> bool:
+    """Whether linear layers save the parameter, not a view of it: under zero.Init alone, up to release 0.19.3.
+
+    Source: deepspeed/runtime/zero/partition_parameters.py. All tables are of earlier releases.
+    """
+    return _zero_init(row) and not LEAKY_LINEAR.search(row.get("source", ""))
+
+
 _AUTO = re.compile("ms-swift|hf trainer|accelerate", re.IGNORECASE)
 
 
@@ -362,6 +384,8 @@ def _knobs(row: Mapping[str, str], architecture: Architecture) -> ZeroKnobs:
             "param_persistence_threshold": 10 * architecture.hidden,
         }
         said = auto | said
+    if row["zero_stage"] == "3":
+        said["memory_efficient_linear"] = _efficient_linear(row)
     return ZeroKnobs(**said)  # type: ignore[arg-type]
 
 

@@ -37,9 +37,6 @@ UNTRACED = Fragmentation(
 """Where no requests are known."""
 BEYOND_REPLAY = 1.03
 """What the upper bound adds to a replay: the small pool, other streams and allocations inside kernels are not in it."""
-BEYOND_REPLAY_GATHERED = 1.25
-"""The same for DeepSpeed at stage 3, which frees on other streams than it allocates on. Fit set: four published runs
-without recompute (Llama-2-7B and ChatGLM3-6B, 8 GPUs), whose nvidia-smi shows 1.32 to 1.46 of what is allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +78,12 @@ def device_bytes(
     )
 
 
-def fragmentation_of(requests: Requests, *, gathered: bool = False, expandable: bool = False) -> Fragmentation:
-    """Of a replay of these requests on an endless device. gathered: by DeepSpeed's stage 3."""
+def fragmentation_of(requests: Requests, *, expandable: bool = False) -> Fragmentation:
+    """Of a replay of these requests on an endless device."""
     found = requests.replay(expandable=expandable)
     ratio = max(1.0, found.reserved_bytes / max(1, found.allocated_bytes))
-    beyond = BEYOND_REPLAY_GATHERED if gathered else BEYOND_REPLAY
     least = functools.cache(functools.partial(_least, requests, found))
-    return Fragmentation(least, ratio, ratio * beyond, "replay through a model of PyTorch's caching allocator")
+    return Fragmentation(least, ratio, ratio * BEYOND_REPLAY, "replay through a model of PyTorch's caching allocator")
 
 
 def _least(requests: Requests, found: Reserved) -> float:
@@ -120,8 +116,7 @@ def traced_fragmentation(trace: Trace, plan: Plan, expandable: bool = False) -> 
             _remembered.clear()
         layout = plan.layout if plan.layout.tp == plan.layout.pp == 1 else Layout(dp_shard=plan.layout.dp)
         requests = requests_of(trace, replace(plan, layout=layout))
-        gathered = plan.engine == "deepspeed" and plan.zero_stage == 3
-        made = fragmentation_of(requests, gathered=gathered, expandable=expandable) if requests else UNTRACED
+        made = fragmentation_of(requests, expandable=expandable) if requests else UNTRACED
         found = _remembered[key] = (trace.events, made)
     return found[1]
 

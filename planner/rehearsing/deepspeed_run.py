@@ -29,6 +29,16 @@ STEPS = 2
 Its bytes are the third's, and those of real runs' third steps (tests/oracle/deepspeed_bytes.json)."""
 
 
+@contextlib.contextmanager
+def _own_linear() -> Iterator[None]:
+    """DeepSpeed replaces torch's linear for good (memory_efficient_linear): the next rehearsal begins with torch's again."""
+    own = torch.nn.functional.linear
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = own
+
+
 def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = None) -> Rehearsal:
     """The last of STEPS optimizer steps of rank 0. config: the user's own DeepSpeed configuration, over which the plan is laid.
 
@@ -54,6 +64,7 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
         watch.tracker,
         Shortcuts(),
         Kernels(),
+        _own_linear(),
     ):
         for tensor in [*model.parameters(), *model.buffers()]:
             watch.tracker.add(tensor.detach(), "params")

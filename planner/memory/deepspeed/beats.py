@@ -103,14 +103,14 @@ def stage_params(trace: Trace, pp: int, stage: int) -> tuple[Param, ...]:
     The trace lists those outside the blocks first. Which of them follow is told by their gradients, which come first.
     """
     outside = outside_blocks(trace, part_of(pp, stage)) if stage in (0, pp - 1) else ()
-    after = _after_blocks(trace)
+    after = after_blocks(trace)
     blocks = block_cut(len(trace.blocks), pp)[stage]
     inside = [param for unit in blocks for param in trace.units[unit].params]
     before = [param for param in outside if param.name not in after]
     return (*before, *inside, *(param for param in outside if param.name in after))
 
 
-def _after_blocks(trace: Trace) -> set[str]:
+def after_blocks(trace: Trace) -> set[str]:
     """Names of the parameters outside the blocks whose gradients are whole before the backward of any block begins."""
     block = next((segment for segment in trace.segments if segment.phase == "backward" and segment.unit), None)
     if block is None:

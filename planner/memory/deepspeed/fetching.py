@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import ENTER, LEAVE, Beats, Mark
+from dsplan.planner.memory.deepspeed.saved_weights import Saved
 from numpy.typing import NDArray
 
-HELD, FLAT = range(2)
-"""Columns, in elements: whole parameters; flat buffers that several arrive in, before they are copied out."""
+HELD, FLAT, SAVED = range(3)
+"""Columns, in elements: whole parameters; flat buffers that several arrive in, before they are copied out; what was let go
+of and autograd still keeps."""
 _ABSENT, _COMING, _THERE = range(3)
 
 
@@ -85,12 +87,15 @@ class _Coordinator:
         self.queue = deque(order.queue)
         self.fetched_for = [-(10**10)] * len(numels)
         self.step = self.available = 0
-        self.whole = self.flat = 0
-        self.fullest = (0, 0)
+        self.whole = self.flat = self.saved = 0
+        self.fullest = (0, 0, 0)
+        self.kept: set[int] = set()
+        """Parameters of which autograd has the storage that they had in forward."""
+        self.let_go: list[int] = []
 
     def enter(self, module: int) -> None:
         """fetch_sub_module: gather what it needs, wait for it, gather what comes next."""
-        self.fullest = (self.whole, self.flat)
+        self.fullest = (self.whole, self.flat, self.saved)
         wanted = self.modules[module]
         if wanted:
             self._gather([param for param in wanted if self.status[param] == _ABSENT])
@@ -108,7 +113,8 @@ class _Coordinator:
 
     def leave(self, module: int) -> None:
         """release_sub_module: drop what no module near in the order needs again."""
-        self.fullest = (self.whole, self.flat)
+        self.fullest = (self.whole, self.flat, self.saved)
+        self.let_go = []
         for param in self.modules[module]:
             users = self.active.get(param)
             if users:
@@ -117,6 +123,17 @@ class _Coordinator:
                 self.status[param] = _ABSENT
                 self.whole -= self.numels[param]
                 self.available -= self.numels[param]
+                self.let_go.append(param)
+
+    def keep(self, param: int) -> None:
+        if param not in self.kept:
+            self.kept.add(param)
+            self.saved += self.numels[param]
+
+    def forget(self, param: int) -> None:
+        if param in self.kept:
+            self.kept.discard(param)
+            self.saved -= self.numels[param]
 
     def _releasable(self, param: int) -> bool:
         if param in self.persistent or self.fetched_for[param] > self.step:
@@ -171,39 +188,56 @@ class _Coordinator:
             self.flat -= flat.size
 
     def _see(self) -> None:
-        if self.whole + self.flat > sum(self.fullest):
-            self.fullest = (self.whole, self.flat)
+        if self.whole + self.flat + self.saved > sum(self.fullest):
+            self.fullest = (self.whole, self.flat, self.saved)
 
 
-def gathered(beats: Beats, limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def gathered(
+    beats: Beats, limits: Limits, saved: tuple[Saved, ...] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(inside, after): [mark, column] beside the persistent parameters; inside is the fullest moment of the mark.
+
+    saved: weights that autograd keeps whole, where it does.
 
     Remembered: no batch, degree or optimizer matters to it, since padding to whole shards is left out.
     """
-    key = (id(beats), limits)
+    key = (id(beats), limits, bool(saved))
     found = _remembered.get(key)
     if found is None or found[0] is not beats:
         if len(_remembered) > 256:
             _remembered.clear()
-        found = _remembered[key] = (beats, _gathered(beats.marks, beats.module_params, beats.numels, limits))
+        found = _remembered[key] = (beats, _gathered(beats.marks, beats.module_params, beats.numels, limits, saved))
     return found[1]
 
 
-_remembered: dict[tuple[int, Limits], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+_remembered: dict[tuple[int, Limits, bool], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
 
 
 def _gathered(
-    marks: Sequence[Mark], held: Sequence[Sequence[int]], numels: Sequence[int], limits: Limits
+    marks: Sequence[Mark],
+    held: Sequence[Sequence[int]],
+    numels: Sequence[int],
+    limits: Limits,
+    saved: Sequence[Saved],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     coordinator = _Coordinator(uses(marks, held, numels), held, numels, limits)
     inside, after = [], []
-    for kind, module in marks:
+    spans = {each.param: each for each in saved}
+    done: dict[int, list[int]] = {}
+    for each in saved:
+        done.setdefault(each.end, []).append(each.param)
+    for mark, (kind, module) in enumerate(marks):
         if kind == ENTER:
             coordinator.enter(module)
         elif kind == LEAVE:
             coordinator.leave(module)
+            for param in coordinator.let_go:
+                if param in spans and spans[param].begin <= mark < spans[param].end:
+                    coordinator.keep(param)
         else:
-            coordinator.fullest = (coordinator.whole, coordinator.flat)
+            coordinator.fullest = (coordinator.whole, coordinator.flat, coordinator.saved)
         inside.append(coordinator.fullest)
-        after.append((coordinator.whole, coordinator.flat))
+        for param in done.get(mark, ()):
+            coordinator.forget(param)
+        after.append((coordinator.whole, coordinator.flat, coordinator.saved))
     return np.array(inside, dtype=np.int64), np.array(after, dtype=np.int64)

@@ -9,8 +9,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats
-from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, Limits, gathered, persistent
+from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, SAVED, Limits, gathered, persistent
 from dsplan.planner.memory.deepspeed.rank import FP32, Rank, norm_of_one, per_element
+from dsplan.planner.memory.deepspeed.saved_weights import saved_weights
 from dsplan.planner.memory.replay import Layer
 from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
@@ -122,7 +123,9 @@ class Gathered(Rank):
         shards.append(self.frozen(self.degree))
         largest = max(self.numels, default=0)
         most = max(self.shard, largest)
-        moving = Layer("params", width * most, f"the same again, or the largest parameter whole: {width} B x {count(most)}")
+        moving = Layer(
+            "params", width * most, f"the same again, or the largest parameter whole: {width} B x {count(most)}"
+        )
         if self.plan.offload != "none":
             return [[*shards, moving], self.states(optimizer)]
         master = Layer("optimizer", self.master * self.shard, f"master: {self.master} B x {self.per_rank(self.shard)}")
@@ -138,14 +141,19 @@ class Gathered(Rank):
 
     def moving(self, beats: Beats) -> list[Layer]:
         width = self.width
-        inside, after = gathered(beats, self.limits)
+        leaky = not self.knobs.memory_efficient_linear and self.degree > 1
+        inside, after = gathered(beats, self.limits, saved_weights(self.trace, beats) if leaky else ())
         layers = []
-        before = np.concatenate((np.zeros((1, 2), np.int64), after[:-1]))
+        before = np.concatenate((np.zeros((1, 3), np.int64), after[:-1]))
         if self.degree > 1:
             whole = self.rows(before[:, HELD], inside[:, HELD])
             flat = self.rows(before[:, FLAT], inside[:, FLAT])
             layers.append(per_element("gathered_params", width, whole, "params gathered whole"))
             layers.append(per_element("gathered_params", width, flat, "flat buffers that params arrive in"))
+            if leaky:
+                kept = self.rows(before[:, SAVED], inside[:, SAVED])
+                why = "weights that autograd keeps whole (memory_efficient_linear false)"
+                layers.append(per_element("gathered_params", width, kept, why))
         reductions, left = scattered(
             tuple(self.numels[place] for place in beats.grad_order),
             bucket=self.knobs.reduce_bucket_size,
