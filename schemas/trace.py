@@ -114,7 +114,7 @@ class Events:
         )
 
 
-NO_EVENTS = Events(storage=(), delta_bytes=(), module=(), label=())
+NO_EVENTS = Events.of((), (), (), (), ("",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
