@@ -136,8 +136,8 @@ def test_lora_beside_all_linears(write):
 @pytest.mark.parametrize(
     ("config", "lora", "params", "trainable", "peak"),
     [  # peft 0.21.2 on the same config, traced on its own model: get_peft_model(model, LoraConfig(...))
-        (GPT2, "r=4,targets=all-linear", 180480, 8192, 5136392),
-        (GPT2, "r=4,targets=c_attn", 174336, 2048, 4796424),
+        (GPT2, "r=4,targets=all-linear", 180480, 8192, 5005320),
+        (GPT2, "r=4,targets=c_attn", 174336, 2048, 4665352),
     ],
 )
 def test_lora_is_that_of_peft(write, config, lora, params, trainable, peak):
