@@ -63,12 +63,12 @@ class Gathered(Rank):
                 self.optimizer_states(optimizer, self.sub_groups() if offload == "none" else self.on_device())
             )
         if offload == "none":
-            layers.append(self.first_sums(optimizer))
             why = f"{self.summed} B x {self.per_rank(self.shard)}"
             layers.append(Layer("grads", self.summed * self.shard, why))
-        if knobs.contiguous_gradients:
-            why = f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}"
-            layers.append(Layer("buckets", width * knobs.reduce_bucket_size, why))
+        layers.append(self.first_sums(optimizer))
+        if knobs.contiguous_gradients:  # in the dtype that is sent
+            why = f"reduce bucket: {self.sent} B x {count(knobs.reduce_bucket_size)}"
+            layers.append(Layer("buckets", self.sent * knobs.reduce_bucket_size, why))
         return layers
 
     def sub_groups(self) -> list[int]:
@@ -115,7 +115,19 @@ class Gathered(Rank):
         return total
 
     def loads(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
-        """Shards, moved to one flat buffer; then the masters beside a zero gradient of the largest sub-group."""
+        """Shards, moved to one flat buffer; then the masters beside a zero gradient of the largest sub-group.
+
+        A model that was not made shard by shard is moved to the device whole before. Source: engine.py,
+        _configure_distributed_model.
+        """
+        if self.plan.built == "meta":
+            return self.partitioned(optimizer)
+        numel = sum(self.trained_numels)
+        why = f"the whole model, before it is split: {self.width} B x {count(numel)}"
+        whole = [self.buffers(), Layer("params", self.width * numel, why), self.frozen(1)]
+        return [whole, *self.partitioned(optimizer)]
+
+    def partitioned(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         width, part = self.width, max(self.sub_groups(), default=0)
         shards = [self.buffers(), Layer("params", width * self.shard, f"{width} B x {self.per_rank(self.shard)}")]
         if self.plan.offload == "param":
@@ -164,7 +176,7 @@ class Gathered(Rank):
         cast = self.summed if self.sent != self.summed else 0
         if self.plan.offload != "none":
             cast = max(cast, self.summed)
-        copy = width if self.sent == width else width + self.sent
+        copy = self.sent if self.sent == width or self.knobs.contiguous_gradients else width + self.sent
         layers += [
             self.arriving(beats),
             per_element(

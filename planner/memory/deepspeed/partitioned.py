@@ -52,6 +52,7 @@ class Partitioned(Rank):
         if self.offloads:
             why = f"the largest gradient on its way out: {self.width} B x {count(self.largest)}"
             layers.append(Layer("buckets", self.width * self.largest, why))
+            layers.append(self.first_sums(optimizer))
             return layers
         why = f"{'fp32' if self.master == FP32 else '16-bit'} master: {self.master} B x {self.per_rank(self.part)}"
         return [

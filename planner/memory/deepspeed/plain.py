@@ -42,7 +42,8 @@ class Plain(Rank):
         if self.degree > 1:
             copied = np.zeros_like(held)
             copied[-1] = self.largest_copy()
-            layers.append(per_element("buckets", self.width, copied, "flat copy for the all-reduce"))
+            sent = self.width if self.sent == self.width else self.width + self.sent
+            layers.append(per_element("buckets", sent, copied, "flat copy for the all-reduce"))
         return layers
 
     def gradients(self, beats: Beats, kept: bool) -> Bytes:

@@ -220,6 +220,8 @@ class Rank:
         Source: torch/optim/adagrad.py, __init__; stage_1_and_2.py, initialize_optimizer_states. A client makes it in fp32.
         """
         width = (self.width if optimizer.kernel == "fused" else FP32) if optimizer.name == "adagrad" else 0
+        if optimizer.kernel == "fused" and self.plan.offload != "none":
+            width = 0  # DeepSpeed's own for the host has none
         return Layer("optimizer", width * self.trained, f"adagrad's first sums: {width} B x {count(self.trained)}")
 
     def temporary_bytes(self, optimizer: OptimizerSpec, numels: Sequence[int]) -> int:

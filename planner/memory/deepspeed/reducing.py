@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +40,16 @@ class Rules:
     """Bytes of an element of each column."""
 
     def bytes_of(self, row: Row) -> int:
-        return sum(width * elements for width, elements in zip(self.widths, row, strict=True))
+        full, part, copy, cast = self.widths
+        return full * row[0] + part * row[1] + copy * row[2] + cast * row[3]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ownership:
-    """By parameter: where it begins in the flat group, its first and last partition, the elements that rank 0 owns of it."""
+    """By parameter: where it begins in the flat group, its first and last partition, the elements that rank 0 owns of it.
+
+    Two are the same only where `ownership` remembered them.
+    """
 
     begin: Sequence[int]
     first: Sequence[int]
@@ -53,7 +58,8 @@ class Ownership:
     part: int
 
 
-def ownership(numels: Sequence[int], part: int) -> Ownership:
+@lru_cache(maxsize=512)
+def ownership(numels: tuple[int, ...], part: int) -> Ownership:
     """Of parameters laid one after the other and cut in partitions of `part` elements; rank 0 has the first."""
     sizes, part = np.array(numels, dtype=np.int64), max(part, 1)
     begin = np.cumsum(sizes) - sizes
@@ -172,13 +178,22 @@ class _Bucket:
         return largest_group(owners.begin[large], self.elements, owners.part, rules.bucket)
 
 
+@lru_cache(maxsize=512)
 def reduced(
-    rules: Rules, numels: Sequence[int], order: Sequence[int], owners: Ownership, *, held: int, at_end: bool, part: int
+    rules: Rules,
+    numels: tuple[int, ...],
+    order: tuple[int, ...],
+    owners: Ownership,
+    *,
+    held: int,
+    at_end: bool,
+    part: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(inside, after): [gradient, column] in the order of backward, and one row more for the end.
 
     order: places in numels. held: elements of gradients that were there when backward began; they are among those to
     come. at_end: nothing is reduced before the end, and then in the model's order. part: kept of earlier micro-batches.
+    Remembered: traces of other micro-batches, and of the other 16-bit precision, have the same.
     """
     bucket = _Bucket(rules, numels, owners, held, part)
     if not at_end:
