@@ -174,10 +174,17 @@ def run_of(row: Mapping[str, str]) -> Run:
 
 def gpu_of(row: Mapping[str, str]) -> Gpu | None:
     """The GPU of gpu_type, told by its model and its memory."""
-    text = re.sub(r"\s*\(.*", "", row["gpu_type"]).replace("NVIDIA ", "").replace("_", "-").replace(" ", "-")
+    text = (
+        re.sub(r"\s*\(.*", "", row["gpu_type"])
+        .replace("NVIDIA ", "")
+        .replace("AMD ", "")
+        .replace("_", "-")
+        .replace(" ", "-")
+    )
     memory = row["gpu_mem_gb"].strip()
     model = re.match(r"[A-Za-z]+-?\d+[A-Za-z]*", text.replace("RTX-", "RTX"))
-    candidates = [text, text.replace("RTX-", "RTX")]
+    joined = re.sub(r"-\d+GB$", "", text).replace("RTX-", "RTX").replace("Titan-", "Titan").replace("-Ada", "Ada")
+    candidates = [text, text.replace("RTX-", "RTX"), joined]
     if model:
         candidates += [f"{model[0]}-{memory}GB", model[0]]
     for candidate in candidates:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsplan.planner.memory.allocator import Reserved
-from dsplan.planner.memory.requests import Requests, requests_of
+from dsplan.planner.memory.requests import Requests, loads_into_cache, requests_of
 from dsplan.schemas.cluster import Cluster, Gpu
 from dsplan.schemas.estimate import Memory, Verdict
 from dsplan.schemas.layout import Layout
@@ -63,16 +63,19 @@ def device_bytes(
     beside = overheads(gpu)
     links = 1 if plan.layout.ranks > 1 else 0
     allocated = ledger.allocated_bytes + beside.matmul_workspace_bytes
+    # cached segments of loading are in the replay, or given back after it
+    steps = [moment.allocated_bytes for moment in ledger.moments if moment.phase != "load" or loads_into_cache(plan)]
+    stepping = max(steps, default=0) + beside.matmul_workspace_bytes
     others = beside.context.likely + links * beside.communicators.likely
-    reserved = round(allocated * fragmentation.likely)
+    reserved = max(allocated, round(stepping * fragmentation.likely))
     room = gpu.usable_bytes - others if gpu else reserved
     if reserved > room:
-        reserved = allocated if allocated > room else max(room, round(allocated * fragmentation.least()))
+        reserved = allocated if allocated > room else max(room, allocated, round(stepping * fragmentation.least()))
     return DeviceBytes(
         reserved_bytes=reserved,
         device_bytes=reserved + others,
         device_bytes_low=allocated + beside.context.low + links * beside.communicators.low,
-        device_bytes_high=round(allocated * fragmentation.high)
+        device_bytes_high=max(allocated, round(stepping * fragmentation.high))
         + beside.context.high
         + links * beside.communicators.high,
     )
@@ -108,6 +111,7 @@ def traced_fragmentation(trace: Trace, plan: Plan, expandable: bool = False) -> 
         plan.offload,
         plan.optimizer,
         plan.layout.dp > 1,
+        loads_into_cache(plan),
         expandable,
     )
     found = _remembered.get(key)

@@ -60,6 +60,14 @@ def requests_of(trace: Trace, plan: Plan) -> Requests | None:
     return Requests(rank.events, rank.streams)
 
 
+def loads_into_cache(plan: Plan) -> bool:
+    """Whether the whole model was on the device, and what it took stays cached: nobody empties the cache after it.
+
+    Where shards stay on the device, DeepSpeed does. Source: deepspeed/runtime/zero/utils.py, defragment.
+    """
+    return plan.engine == "deepspeed" and plan.zero_stage == 3 and plan.offload == "param" and plan.built == "host"
+
+
 class _Rank:
     """One rank's requests, appended in time order. Storages of the trace are numbered anew in each pass."""
 
@@ -285,6 +293,8 @@ def _deepspeed(requests: _Rank) -> None:
     part = -(-trained // requests.degree) if stage else trained
     groups = _groups(part, knobs.sub_group_size) if stage == 3 else [part]
     if stage == 3:
+        if loads_into_cache(plan):
+            requests.passing([width * requests.sizes[index] for index in requests.held])
         if plan.offload != "param":
             requests.make(width * -(-numel // requests.degree))
         requests.make(width * knobs.reduce_bucket_size)

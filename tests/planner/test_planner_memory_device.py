@@ -141,3 +141,17 @@ def test_categories_add_up_and_the_host_counts_per_node():
     assert said == "fits"
     assert device_memory(book(78), plan(), parse_cluster("8xA100-80GB"))[1] == "oom"
     assert device_memory(book(78), plan(), parse_cluster("8"))[1] == "unknown"
+
+
+@pytest.mark.parametrize("offload", ["none", "param"])
+def test_a_model_made_whole_is_on_the_device_before_stage_3_splits_it(offload):
+    subject = load_subject(str(ROOT / "examples/gpt.py"), seq_len=64)
+    traced = trace(subject, precision="bf16", recompute="none", micro_batch=1, seq_len=64)
+    whole = replace(plan(engine="deepspeed", zero_stage=3), offload=offload)
+    shards = replace(whole, built="meta")
+    sixteen_bit = sum(2 * param.numel for param in traced.all_params)
+    load, by_shards = (ledger(traced, each).phase_bytes("load") for each in (whole, shards))
+    assert load == max(by_shards, sixteen_bit + traced.buffer_bytes)
+    cached = [requests_of(traced, each).events for each in (whole, shards)]
+    moved = sum(delta for _, delta in cached[0] if delta > 0) - sum(delta for _, delta in cached[1] if delta > 0)
+    assert moved == (sixteen_bit if offload == "param" else 0)  # else DeepSpeed empties the cache
