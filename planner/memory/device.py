@@ -62,20 +62,23 @@ def device_bytes(
     """
     beside = overheads(gpu)
     links = 1 if plan.layout.ranks > 1 else 0
-    allocated = ledger.allocated_bytes + beside.matmul_workspace_bytes
+    workspace = beside.matmul_workspace_bytes  # one request of its own: nothing fragments in it
+    allocated = ledger.allocated_bytes + workspace
     # cached segments of loading are in the replay, or given back after it
     steps = [moment.allocated_bytes for moment in ledger.moments if moment.phase != "load" or loads_into_cache(plan)]
-    stepping = max(steps, default=0) + beside.matmul_workspace_bytes
+    stepping = max(steps, default=0)
     others = beside.context.likely + links * beside.communicators.likely
-    reserved = max(allocated, round(stepping * fragmentation.likely))
+    reserved = max(allocated, round(stepping * fragmentation.likely) + workspace)
     room = gpu.usable_bytes - others if gpu else reserved
     if reserved > room:
-        reserved = allocated if allocated > room else max(room, allocated, round(stepping * fragmentation.least()))
+        reserved = (
+            allocated if allocated > room else max(room, allocated, round(stepping * fragmentation.least()) + workspace)
+        )
     return DeviceBytes(
         reserved_bytes=reserved,
         device_bytes=reserved + others,
         device_bytes_low=allocated + beside.context.low + links * beside.communicators.low,
-        device_bytes_high=max(allocated, round(stepping * fragmentation.high))
+        device_bytes_high=max(allocated, round(stepping * fragmentation.high) + workspace)
         + beside.context.high
         + links * beside.communicators.high,
     )

@@ -84,8 +84,8 @@ def test_reserved_is_never_below_allocated_nor_above_the_gpu_while_that_is_enoug
 
 def test_a_run_without_a_trace_has_the_ratio_of_recorded_ones():
     found = device_bytes(book(10), plan())
-    allocated = 10 * GIB + overheads(None).matmul_workspace_bytes
-    assert found.reserved_bytes == pytest.approx(UNTRACED.likely * allocated, rel=1e-6)
+    expected = UNTRACED.likely * 10 * GIB + overheads(None).matmul_workspace_bytes
+    assert found.reserved_bytes == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_host_has_a_verdict_where_its_memory_is_known():
@@ -155,3 +155,16 @@ def test_a_model_made_whole_is_on_the_device_before_stage_3_splits_it(offload):
     cached = [requests_of(traced, each).events for each in (whole, shards)]
     moved = sum(delta for _, delta in cached[0] if delta > 0) - sum(delta for _, delta in cached[1] if delta > 0)
     assert moved == (sixteen_bit if offload == "param" else 0)  # else DeepSpeed empties the cache
+
+
+def test_a_tiny_model_takes_a_few_segments_not_a_multiple_of_the_workspace():
+    """1 KiB in one 2 MiB segment of the allocator's small pool (CUDACachingAllocator.cpp, kSmallBuffer)."""
+    tiny = Fragmentation(lambda: 2048.0, 2048.0, 2048.0, "2 MiB over 1 KiB")
+    kib = Ledger(
+        engine="native",
+        level="formula",
+        moments=(Moment(phase="step", where="", items=(MemoryItem(category="params", bytes=1024, why="test"),)),),
+        resident_bytes=0,
+    )
+    found = device_bytes(kib, plan(dp=1), find_gpu("A100-80GB"), tiny)
+    assert found.reserved_bytes == 2 * MIB + 8.125 * MIB
