@@ -1,25 +1,12 @@
-"""The modes under which an engine runs on fake tensors."""
+"""The mode under which an engine runs on fake tensors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from dsplan.planner.tracing.kernels import GpuKernels, normal_value
+from dsplan.planner.tracing.kernels import GpuKernels
 from torch.autograd.graph import _engine_run_backward
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-
-class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives `.item()` a normal step's value: a finite norm, no overflow."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return normal_value(args[0])
-        return func(*args, **(kwargs or {}))
 
 
 class Kernels(GpuKernels):

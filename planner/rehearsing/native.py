@@ -14,9 +14,10 @@ import torch.distributed as dist
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject, Subject
 from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
-from dsplan.planner.rehearsing.modes import Answers, Kernels
+from dsplan.planner.rehearsing.modes import Kernels
 from dsplan.planner.rehearsing.optimizers import torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES, Recording, Rehearsal
+from dsplan.planner.tracing.kernels import NormalValues
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
@@ -52,7 +53,7 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
     with _fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
-        with user_code(subject.file, "the model raised"), mode, Answers(), Kernels():  # type: ignore[no-untyped-call]
+        with user_code(subject.file, "the model raised"), mode, NormalValues(), Kernels():  # type: ignore[no-untyped-call]
             engine, *_ = initialize(
                 model=model, optimizer=torch_optimizer(plan.optimizer), config=_config(plan, accumulation)
             )

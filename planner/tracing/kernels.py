@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -101,9 +102,11 @@ def normal_value(tensor: torch.Tensor) -> bool | int | float:
 
 
 class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers `.item()` of fake tensors with a normal step's value."""
+    """Answers `.item()` of fake tensors with a normal step's value: a finite norm, no overflow."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its local operations come back here
         if func is torch.ops.aten._local_scalar_dense.default:
             return normal_value(args[0])
         return func(*args, **(kwargs or {}))
