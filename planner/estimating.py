@@ -330,6 +330,8 @@ def model_facts(subject: Subject, traced: Trace) -> ModelFacts:
         trainable_params=traced.trainable_params,
         forward_flops=traced.forward_flops,
         flops_source=traced.flops_source,
+        backward_flops=traced.backward_flops,
+        recompute_flops=traced.recompute_flops,
         shapes_sha256=digest.hexdigest(),
         notes=traced.notes,
     )

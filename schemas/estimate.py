@@ -22,6 +22,8 @@ class ModelFacts:
     trainable_params: int
     forward_flops: float | None
     flops_source: str | None
+    backward_flops: float | None = None
+    recompute_flops: float | None = None
     shapes_sha256: str
     notes: tuple[str, ...] = ()
 
@@ -164,9 +166,7 @@ class Estimate:
             more["explain"] = [why.to_json() for why in self.explain]
         return {
             "version": 1,
-            "model": {
-                key: model[key] for key in ("source", "params", "trainable_params", "forward_flops", "flops_source")
-            },
+            "model": {key: value for key, value in model.items() if key not in ("shapes_sha256", "notes")},
             "cluster": self.cluster.to_json(),
             "rows": [row.to_json() for row in self.rows],
             "skipped": [{"reason": reason, "rows": rows} for reason, rows in self.skipped.items()],

@@ -150,6 +150,11 @@ class Trace:
     segments: tuple[Segment, ...]
     forward_flops: float | None
     flops_source: str | None
+    backward_flops: float | None = None
+    """Of one backward, without what it computes again. As torch's counter sees it on the traced step: gradients of frozen
+    weights are not made, and fused attention makes its scores again."""
+    recompute_flops: float | None = None
+    """What backward computes again of forward."""
     tp_limit: int = 1
     """The largest tensor-parallel degree that the model's structure allows: tp must divide it. 1: cannot be split."""
     loss_inside: bool = False

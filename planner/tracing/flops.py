@@ -86,6 +86,23 @@ def forward_flops(
         )
 
 
+AGREEMENT = 0.005
+"""What fvcore's and torch's counts may differ by without a word."""
+
+
+def disagreement(flops: Flops | None, counted: tuple[int, int, int] | None) -> list[str]:
+    """A note where torch's counter, on the traced forward, comes to other FLOPs."""
+    if flops is None or flops.total is None or counted is None or flops.source != FVCORE:
+        return []
+    forward = counted[0]
+    if abs(forward - flops.total) <= AGREEMENT * max(forward, flops.total):
+        return []
+    return [
+        f"FLOPs of forward: {flops.total:,.0f} by fvcore, {forward:,} by torch's counter on the traced step: an operator is counted by "
+        "one of them alone; the report goes by fvcore"
+    ]
+
+
 def _written_out(few: Flops, kept: Sequence[int], runs: Sequence[Run], num_blocks: int) -> Flops | None:
     """FLOPs of all blocks from those of few; None where the repeats that were counted differ."""
     found = dict(zip(kept, few.units[1:], strict=True))

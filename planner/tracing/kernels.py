@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dsplan.planner.capturing.standing.functions import attention_backward
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,10 +57,14 @@ class _FusedAttention(torch.autograd.Function):
         output = torch.empty(shape, dtype=query.dtype, device=query.device).transpose(1, 2)
         sums = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
         ctx.save_for_backward(query, key, value, output, sums)
+        torch.ops.dsplan.products(
+            query, query.numel() // query.shape[-1] * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        )
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        attention_backward(*ctx.saved_tensors[:3], ctx.saved_tensors[1].shape[-2])
         held = zip(ctx.saved_tensors[:3], ctx.needs_input_grad, strict=True)
         return tuple(torch.empty_like(tensor) if wanted else None for tensor, wanted in held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from typing import Any
@@ -183,11 +184,31 @@ def _counted_stood_in_loss(input: Any, weight: Any, *_: Any, **__: Any) -> int:
     return int(FLOPS_PER_MAC * math.prod(input) * weight[0])
 
 
+def _counted_attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Scores again, and a product for each of the gradients of value, probabilities, query and key (Dao 2023, arXiv:2307.08691)."""
+    return int(FLOPS_PER_MAC * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1]))
+
+
+def _counted_products(like: Any, macs: int, *_: Any, **__: Any) -> int:
+    return FLOPS_PER_MAC * macs
+
+
 assert functions  # defines the operators that are named below
 COUNTER_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _counted_attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _counted_attention_backward,
     torch.ops.aten._grouped_mm: _counted_grouped,
     torch.ops.dsplan.attention: _counted_stood_in_attention,
     torch.ops.dsplan.linear_loss: _counted_stood_in_loss,
+    torch.ops.dsplan.products: _counted_products,
 }
 """What torch's counter lacks: without them attention on cpu counts as 0."""
+
+
+@functools.cache
+def formulas() -> dict[Any, Any]:
+    """FLOPs by operator: torch's own and those above, called with the operator's arguments and out_val."""
+    from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+    own = {operator: shape_wrapper(formula) for operator, formula in COUNTER_FORMULAS.items()}
+    return {**flop_registry, **own}

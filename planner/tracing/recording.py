@@ -30,6 +30,8 @@ class Recording:
     """The last one closes the timeline; its unit is -1."""
     uses: Sequence[Set[int]]
     """By cut: storages that operations took in until the next one."""
+    flops: Sequence[tuple[int, int]]
+    """By cut: FLOPs until the next one, and of those what backward computes again. Empty: not known."""
     modules: Sequence[str]
     owners: Sequence[int]
     """The unit of each parameter, by ordinal."""
@@ -69,6 +71,17 @@ class Recording:
                     )
                 )
         return tuple(made)
+
+    def phase_flops(self) -> tuple[int, int, int] | None:
+        """(forward, backward, computed again in backward); None where nothing was counted."""
+        if not self.flops:
+            return None
+        sums = {"forward": 0, "backward": 0}
+        again = 0
+        for (_, _, phase), (made, repeated) in zip(self.cuts, self.flops, strict=True):
+            sums[phase] += made
+            again += repeated
+        return sums["forward"], sums["backward"] - again, again
 
     def trace_events(self) -> Events:
         """All that was made and freed but for what the model holds; storages and modules are numbered as they come."""

@@ -132,6 +132,7 @@ class _Writer:
         self._events: list[Event] = []
         self._labels: list[str | int] = []
         self._cuts: list[Cut] = []
+        self._flops: list[tuple[int, int]] = []
         self._numbers: dict[Any, int] = {}
         self._module_numbers: dict[str, int] = {}
 
@@ -172,6 +173,7 @@ class _Writer:
             if held is not None:
                 unit = 1 + self._run.first + place(held[0]) * self._run.period + held[1]
             self._cuts.append((first + moved, unit, phase))
+        self._flops += self._read.flops[stretch.cuts.start : stretch.cuts.stop]
         modules: dict[int, int] = {}
         for storage, delta, module in self._events_of(stretch):
             born = self._storages[storage]
@@ -190,6 +192,7 @@ class _Writer:
             labels=self._labels,
             cuts=self._cuts,
             uses=(),
+            flops=self._flops,
             modules=list(self._module_numbers),
             owners=self._read.owners,
         )

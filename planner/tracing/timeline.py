@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from dsplan.planner.tracing.kernels import grouped_mm, normal_value
+from dsplan.planner.tracing.operators import formulas
 from dsplan.planner.tracing.recording import OTHER, SPLIT, STATE, Cut, Event, Recording
 from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.trace import Events, Segment, TracePhase
@@ -76,6 +77,8 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         self._modules: list[str] = []
         self._cuts: list[Cut] = []
         self._uses: list[set[int]] = []
+        self._flops: list[list[int]] = []
+        self._formulas = formulas()
         own = set()
         for index, (name, module) in enumerate(model.named_modules()):
             own.add(module)
@@ -114,6 +117,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
         self._cuts.append((len(self._events), -1, "backward"))
         self._uses.append(set())
+        self._flops.append([0, 0])
         for hook in hooks:
             hook.remove()
         for params in self._params:
@@ -126,6 +130,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             labels=self._labels,
             cuts=self._cuts,
             uses=self._uses,
+            flops=[(made, again) for made, again in self._flops],
             modules=self._modules,
             owners=self._owners,
         )
@@ -150,10 +155,17 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if unit != self._unit:
             self._cut(unit)
         self.category = SPLIT if place in _MADE_SPLIT[self._phase] else OTHER
+        formula = self._formulas.get(func._overloadpacket)
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             func = grouped_mm  # its fake form takes bf16 alone
         self._use(args)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if formula is not None and self._flops:
+            made = int(formula(*args, **(kwargs or {}), out_val=result))
+            self._flops[-1][0] += made
+            if self._phase == "backward" and torch.is_grad_enabled():  # autograd is on only where forward runs again
+                self._flops[-1][1] += made
+        return result
 
     def _use(self, values: Any) -> None:
         for value in values:
@@ -235,6 +247,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
     def _cut(self, unit: int) -> None:
         self._cuts.append((len(self._events), unit, self._phase))
         self._uses.append(set())
+        self._flops.append([0, 0])
         done, self._unit = self._unit, unit
         if self._phase == "backward" and done != unit:
             for param in self._params[done]:

@@ -27,7 +27,7 @@ from dsplan.planner.models.weightless import (
     stand_in,
 )
 from dsplan.planner.tracing.deriving import between
-from dsplan.planner.tracing.flops import Flops, forward_flops
+from dsplan.planner.tracing.flops import Flops, disagreement, forward_flops
 from dsplan.planner.tracing.half_types import TWINS, names_half_types
 from dsplan.planner.tracing.kernels import GpuKernels
 from dsplan.planner.tracing.recording import Recording
@@ -96,6 +96,7 @@ def _trace_model(
     segments: tuple[Segment, ...] = ()
     events = NO_EVENTS
     flops = None
+    counted = None
     known_seq_len = None
     loss_inside = False
     if subject.sample_batch is not None:
@@ -109,13 +110,21 @@ def _trace_model(
             notes += flops.notes
         recorded = _recording(subject, blocks, rules, dtype, recompute, micro_batch, seq_len, known_seq_len)
         segments, events = recorded.recording.segments(), recorded.recording.trace_events()
+        counted = recorded.recording.phase_flops()
+        notes += disagreement(flops, counted)
         notes += recorded.notes
         loss_inside = recorded.loss_inside
     made = assemble(
         subject.source, module, blocks, rules, flops, segments, precision, recompute,
         micro_batch if segments else None, known_seq_len, notes,
     )  # fmt: skip
-    return replace(made, loss_inside=loss_inside, events=events)
+    return replace(
+        made,
+        loss_inside=loss_inside,
+        events=events,
+        backward_flops=counted[1] if counted else None,
+        recompute_flops=counted[2] if counted else None,
+    )
 
 
 def assemble(

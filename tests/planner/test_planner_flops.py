@@ -205,3 +205,39 @@ def test_llama_7b_by_hand(tmp_path):
     assert (round(linear / 1e12, 4), round(attention / 1e12, 3)) == (27.0626, 4.398)
     assert traced.forward_flops == 2 * (linear + attention)
     assert len({unit.forward_flops for unit in traced.blocks}) == 1
+    # two products for each one of forward; fused attention makes its scores once more, so five for two (Dao 2023)
+    assert traced.backward_flops == 2 * (2 * linear + 2.5 * attention)
+    assert traced.recompute_flops == 0
+    again = trace(load_subject(str(tmp_path), seq_len=length), precision="bf16", recompute="full")
+    # the head is outside the blocks, and each block stops before its last product, whose output nothing keeps
+    # (torch/utils/checkpoint.py, set_checkpoint_early_stop)
+    spared = hidden * vocab * length + layers * hidden * inner * length
+    assert (again.backward_flops, again.recompute_flops) == (traced.backward_flops, traced.forward_flops - 2 * spared)
+    assert not any("FLOPs" in note for note in traced.notes)
+
+
+def test_frozen_weights_have_no_gradient_to_count():
+    """The last of three linears is trained alone: one product for its weight, and none on the way to the frozen ones."""
+
+    def make():
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        for linear in model[:2]:
+            linear.requires_grad_(False)
+        return model
+
+    assert flops(make, 5, 4).backward_flops == 2 * 5 * 4 * 4
+
+
+def test_a_disagreement_of_the_two_counters_is_shown():
+    """Two linears of 4 x 4 on three rows in a real step, one of them alone in what torch.jit sees."""
+
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x) if torch._C._is_tracing() else self.linear(self.linear(x))
+
+    [note] = [note for note in flops(Hidden, 3, 4).notes if "by torch's counter" in note]
+    assert "96 by fvcore, 192 by torch's counter" in note

@@ -1,11 +1,13 @@
 """Kernels that only a GPU runs, for tensors without values: shapes, what is saved for backward, what backward makes and drops.
 
-FLOPs are seen through the operators dsplan::attention and dsplan::linear_loss, whose formulas are in tracing/operators.py.
+FLOPs are seen through the operators dsplan::attention, dsplan::linear_loss and dsplan::products, whose formulas are in
+tracing/operators.py.
 While torch.jit traces, which cannot look into an autograd function, the same shapes come from plain operators.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,12 +30,23 @@ def _linear_loss(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return input.new_zeros([], dtype=torch.float32)
 
 
+def _products(like: torch.Tensor, macs: int) -> None:
+    return None
+
+
 _LIBRARY: Any = torch.library.Library("dsplan", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attention(Tensor query, Tensor key, Tensor value, int keys) -> (Tensor, Tensor)")
 _LIBRARY.define("linear_loss(Tensor input, Tensor weight) -> Tensor")
+_LIBRARY.define("products(Tensor like, int macs) -> ()")
 for _device in ("CPU", "Meta"):
     _LIBRARY.impl("attention", _attend, _device)
     _LIBRARY.impl("linear_loss", _linear_loss, _device)
+    _LIBRARY.impl("products", _products, _device)
+
+
+def attention_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, keys: int) -> None:
+    """Counts scores again, and a product for each gradient of value, probabilities, query and key (Dao 2023, arXiv:2307.08691)."""
+    torch.ops.dsplan.products(query, math.prod(query.shape[:-1]) * keys * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
 def jit_tracing() -> bool:
@@ -74,11 +87,13 @@ class _Attention(torch.autograd.Function):
         seed = torch.empty(2, dtype=torch.int64, device=out.device)
         ctx.save_for_backward(*parts, out, sums, seed)
         ctx.dim, ctx.sequences, ctx.shapes = dim, sequences, [tensor.shape for tensor in tensors]
+        ctx.keys = keys
         return out[..., :dim] if dim % 8 else out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         query, key, value, _, _, _ = ctx.saved_tensors
+        attention_backward(query, key, value, ctx.keys)
         gradient = gradients[0] if gradients[0].stride(-1) == 1 else gradients[0].contiguous()
         if ctx.dim % 8:
             gradient = F.pad(gradient, [0, -ctx.dim % 8])
@@ -262,6 +277,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             ctx.save_for_backward(input, weight, target, bias)
             return losses
         ctx.save_for_backward(*(grad.detach() if grad is not None else None for grad in grads))
+        ctx.macs = input.numel() * weight.shape[0] * sum(wanted[:2])
         return losses.sum()
 
     @staticmethod
@@ -269,8 +285,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.later:
             input, weight, _, bias = ctx.saved_tensors
             grads = _linear_loss_chunks(input, weight, bias, _wanted(ctx), ctx.accumulate)
-        else:
+            torch.ops.dsplan.products(input, input.numel() * weight.shape[0] * sum(_wanted(ctx)[:2]))
+        else:  # made in forward already, counted as the backward that they are
             grads = ctx.saved_tensors
+            torch.ops.dsplan.products(gradients[0], ctx.macs)
         return grads[0], grads[1], None, grads[2], None, None
 
 
