@@ -41,7 +41,7 @@ def _flops(known: Mapping[int, Recording], value: int) -> list[tuple[int, int]]:
     columns = [
         _deltas({at: [flops[part] for flops in found.flops] for at, found in few.items()}, value) for part in (0, 1)
     ]
-    return [] if None in columns else list(zip(*columns, strict=True))  # type: ignore[arg-type]
+    return [] if None in columns else list(zip(*columns, strict=True))
 
 
 def _alike(one: Recording, other: Recording) -> bool:

@@ -64,7 +64,8 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        attention_backward(*ctx.saved_tensors[:3], ctx.saved_tensors[1].shape[-2])
+        query, key, value = ctx.saved_tensors[:3]
+        attention_backward(query, key, value, key.shape[-2])
         held = zip(ctx.saved_tensors[:3], ctx.needs_input_grad, strict=True)
         return tuple(torch.empty_like(tensor) if wanted else None for tensor, wanted in held)
 

@@ -210,5 +210,5 @@ def formulas() -> dict[Any, Any]:
     """FLOPs by operator: torch's own and those above, called with the operator's arguments and out_val."""
     from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-    own = {operator: shape_wrapper(formula) for operator, formula in COUNTER_FORMULAS.items()}
+    own = {operator: shape_wrapper(formula) for operator, formula in COUNTER_FORMULAS.items()}  # type: ignore[no-untyped-call]
     return {**flop_registry, **own}
