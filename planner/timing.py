@@ -18,7 +18,8 @@ unknown elsewhere."""
 MEMORY_EFFICIENCY = 0.80
 """Share of the memory rate that elementwise sweeps reach. Set by judgement, not fitted."""
 BACKWARD_PER_FORWARD = 2
-"""Two matmuls of the same size per forward matmul: one for the input's gradient, one for the weight's."""
+"""Two matmuls of the same size per forward matmul: one for the input's gradient, one for the weight's. Where a trace has not
+counted its backward."""
 FP32 = 4
 
 
@@ -34,7 +35,8 @@ def step_time(trace: Trace, plan: Plan, cluster: Cluster) -> StepTime:
     """Seconds and rates of one optimizer step. All None where the GPU or its rate is unknown, or nothing was traced.
 
     step = accumulation x (forward + backward) + optimizer sweep + bubble + exposed communication. mfu and
-    model_flops_per_second_per_gpu count 3 x forward, never recompute (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+    model_flops_per_second_per_gpu count forward and the gradients that are made, 3 x forward where no weight is frozen, and
+    never what is computed again (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
     """
     gpu = cluster.gpu
     rate = gpu.flops_per_second.get(plan.precision) if gpu else None
@@ -47,7 +49,7 @@ def step_time(trace: Trace, plan: Plan, cluster: Cluster) -> StepTime:
     exposed = _exposed(trace, plan, cluster, work)
     step = compute + bubble + exposed
     ranks = plan.layout.ranks
-    model_flops = (1 + BACKWARD_PER_FORWARD) * trace.forward_flops * plan.accumulation * plan.layout.dp / ranks
+    model_flops = _model_flops(trace, trace.forward_flops) * plan.accumulation * plan.layout.dp / ranks
     samples = plan.global_batch / step
     return StepTime(
         step_seconds=step,
@@ -61,22 +63,35 @@ def step_time(trace: Trace, plan: Plan, cluster: Cluster) -> StepTime:
     )
 
 
+def _model_flops(trace: Trace, forward_flops: float) -> float:
+    """Of one micro-batch. A counted backward is above 2 x forward by the scores that fused attention makes again."""
+    whole = BACKWARD_PER_FORWARD * forward_flops
+    return forward_flops + (whole if trace.backward_flops is None else min(whole, trace.backward_flops))
+
+
 def _work(trace: Trace, plan: Plan, gpu: Gpu, rate: float) -> _Work:
     """Matmuls at their rate, then the elementwise operators at the memory's; weights are read behind the matmuls."""
     assert trace.forward_flops is not None
     held = sums(trace)
     share = 1 / (plan.layout.tp * plan.layout.pp)
-    forward_flops = trace.forward_flops * share
     byte_rate = gpu.memory_bytes_per_second * MEMORY_EFFICIENCY
     flop_rate = rate * MATMUL_EFFICIENCY
-    weights_seconds = held.params * PRECISION_BYTES[plan.precision] * share / byte_rate
+    backward_flops = trace.backward_flops
+    if backward_flops is None:
+        backward_flops = BACKWARD_PER_FORWARD * trace.forward_flops
+    again_flops = trace.recompute_flops
+    if again_flops is None:
+        again_flops = held.blocks_flops if trace.recompute == "full" else 0.0
+    param_seconds = PRECISION_BYTES[plan.precision] * share / byte_rate
+    weights_seconds = held.params * param_seconds
+    grads_seconds = held.trainable_params * param_seconds
     touched = (
         2 * _activations(trace) * share / byte_rate
     )  # each byte is written once and read once by the next operator
-    again = trace.recompute == "full"
-    again_seconds = (held.blocks_flops * share / flop_rate + touched) if again else 0.0
-    forward = max(forward_flops / flop_rate, weights_seconds) + touched
-    return _Work(forward=forward, backward=BACKWARD_PER_FORWARD * forward + again_seconds)
+    forward = max(trace.forward_flops * share / flop_rate, weights_seconds) + touched
+    backward = max(backward_flops * share / flop_rate, weights_seconds + grads_seconds) + BACKWARD_PER_FORWARD * touched
+    again = again_flops * share / flop_rate + touched if again_flops or trace.recompute == "full" else 0.0
+    return _Work(forward=forward, backward=backward + again)
 
 
 def _activations(trace: Trace) -> int:

@@ -3,13 +3,17 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from dsplan.planner.models.load import ModelSubject
 from dsplan.planner.timing import step_time
+from dsplan.planner.tracing.tracer import trace
 from dsplan.planner.traffic import hidden_size, traffic
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.cluster import Cluster, Gpu
 from dsplan.schemas.layout import Layout, Move
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Param, Point, Segment, Trace, Unit
+from torch import nn
 
 GPU = Gpu(
     name="round",
@@ -86,6 +90,46 @@ def test_full_recompute_adds_one_forward_of_the_blocks_and_leaves_model_flops() 
     assert again.step_seconds - plain.step_seconds == pytest.approx(2.0 + 0.2)
     assert again.mfu is not None and plain.mfu is not None
     assert again.mfu * again.step_seconds == pytest.approx(plain.mfu * plain.step_seconds)
+
+
+def test_a_counted_backward_is_taken_for_what_it_is() -> None:
+    """Frozen weights: 2.5 TFLOP of backward for 2 of forward, at 1 TFLOP/s; elementwise work twice that of forward, 0.4 s."""
+    sweep = 4 * (1 + 2 + 4) * N / 1e10
+    frozen = step_time(replace(TRACE, backward_flops=2.5e12, recompute_flops=0.0), plan(), cluster(1, 1))
+    assert frozen.step_seconds == pytest.approx(2.2 + 2.5 + 0.4 + sweep)
+    assert frozen.mfu == pytest.approx(4.5e12 / (2.2 + 2.9 + sweep) / (1e12 / 0.7))
+    again = step_time(replace(TRACE, backward_flops=4.2e12, recompute_flops=1.5e12), plan(), cluster(1, 1))
+    assert again.step_seconds == pytest.approx(2.2 + 4.2 + 0.4 + 1.5 + 0.2 + sweep)
+    assert again.mfu is not None and again.step_seconds is not None
+    # the 0.2 TFLOP above 2 x forward are attention scores made again: time, but not the model's FLOPs
+    assert again.mfu * again.step_seconds == pytest.approx(6e12 / (1e12 / 0.7))
+
+
+def test_the_backward_of_an_adapter_over_a_frozen_base_is_about_one_forward() -> None:
+    """By hand, in multiply-adds of one token: frozen W (64 x 64) nine times, A (64 x 4) and B (4 x 64) beside the first.
+
+    forward 9 x 4096 + 512. backward: the way through eight W, whose own gradients are not made (8 x 4096), those of A and B
+    (512), and the way through B to A (256); nothing before the first W needs a gradient.
+    """
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(9))).requires_grad_(False)
+            self.a, self.b = nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base[1:](self.base[0](x) + self.b(self.a(x))).sum()
+
+    subject = ModelSubject(
+        source="adapted",
+        kind="file",
+        module=Adapted(),
+        sample_batch=lambda micro_batch, _: (torch.zeros(micro_batch, 64),),
+    )
+    traced = trace(subject, precision="fp32", micro_batch=8)
+    assert traced.forward_flops == 2 * 8 * (9 * 4096 + 512)
+    assert traced.backward_flops == 2 * 8 * (8 * 4096 + 512 + 256)
 
 
 def test_the_bubble_is_pp_minus_1_micro_batches() -> None:
