@@ -1,26 +1,23 @@
 """Stage 3: every parameter split over the ranks; the coordinator gathers, keeps and prefetches.
 
-Source: deepspeed/runtime/zero/stage3.py, deepspeed/runtime/comm/coalesced_collectives.py of 0.19.8.
+Source: deepspeed/runtime/zero/stage3.py of 0.19.8.
 """
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats
 from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, SAVED, Limits, gathered, persistent
 from dsplan.planner.memory.deepspeed.rank import FP32, Rank, norm_of_one, per_element
 from dsplan.planner.memory.deepspeed.saved_weights import saved_weights
+from dsplan.planner.memory.deepspeed.scattering import COPY, FULL, PIECES, Scatter, scattered
 from dsplan.planner.memory.replay import Layer
 from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
-from dsplan.schemas.units import count
-from numpy.typing import NDArray
-
-FULL, COPY, PIECES = range(3)
-"""Columns, in elements: gradients as large as their parameters; the flat copy of a bucket; reduced parts, cast."""
+from dsplan.schemas.units import count, size
 
 
 class Gathered(Rank):
@@ -166,30 +163,26 @@ class Gathered(Rank):
                 kept = self.rows(before[:, SAVED], inside[:, SAVED])
                 why = "weights that autograd keeps whole (memory_efficient_linear false)"
                 layers.append(per_element("gathered_params", width, kept, why))
-        reductions, left = scattered(
-            tuple(self.numels[place] for place in beats.grad_order),
+        rules = Scatter(
             bucket=self.knobs.reduce_bucket_size,
             contiguous=self.knobs.contiguous_gradients,
+            scatters=self.knobs.reduce_scatter,
             degree=self.degree,
-            in_place=not self.knobs.reduce_scatter,
+            computed=width,
+            sent=self.sent,
+            summed=self.summed,
+            master=self.master,
+            offloads=self.plan.offload != "none",
         )
-        cast = self.summed if self.sent != self.summed else 0
-        if self.plan.offload != "none":
-            cast = max(cast, self.summed)
-        copy = self.sent if self.sent == width or self.knobs.contiguous_gradients else width + self.sent
-        layers += [
+        most, left = scattered(rules, tuple(self.numels[place] for place in beats.grad_order), beats.grad_order)
+        full, copy, pieces = (self.by_gradient(most[:, column], left[:, column]) for column in (FULL, COPY, PIECES))
+        return [
+            *layers,
             self.arriving(beats),
-            per_element(
-                "grads", width, self.by_gradient(reductions[:, FULL], left[:, FULL]), "gradients not reduced yet"
-            ),
-            per_element(
-                "temporary", copy, self.by_gradient(reductions[:, COPY], left[:, COPY]), "flat copy of a bucket"
-            ),
+            per_element("grads", width, full // width, "gradients not reduced yet"),
+            per_element("temporary", self.sent, copy // self.sent, "copies of a bucket, to be sent"),
+            Layer("temporary", pieces, lambda row: f"reduced parts on their way: {size(int(pieces[row]))}"),
         ]
-        if cast:
-            pieces = self.by_gradient(reductions[:, PIECES], left[:, PIECES])
-            layers.append(per_element("temporary", cast, pieces, "reduced parts on their way"))
-        return layers
 
     def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         if self.plan.offload != "none":
@@ -207,35 +200,3 @@ class Gathered(Rank):
                     [high, Layer("grads", flat, f"the same, flattened: {self.summed} B x {count(part)}")]
                 )
         return alternatives
-
-
-@lru_cache(maxsize=512)
-def scattered(
-    numels: tuple[int, ...], *, bucket: int, contiguous: bool, degree: int, in_place: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(inside, after) by gradient in the order of backward, and one row more for the end: the three columns.
-
-    A bucket is reduced when the next gradient does not fit; a larger one is a bucket of its own. Source: stage3.py,
-    reduce_independent_p_g_buckets_and_remove_grads; coalesced_collectives.py, reduce_scatter_coalesced.
-    """
-    inside, after = [], []
-    members, elements, full = 0, 0, 0
-
-    def reduction(current: int) -> tuple[int, int, int]:
-        alone = members == 1 and elements % degree == 0
-        copied = 0 if alone or in_place or not members else -(-elements // degree) * degree
-        return (full + current, copied, -(-elements // degree))
-
-    for numel in numels:
-        best = (full + numel, 0, 0)
-        if members and elements + numel > bucket:
-            best = reduction(numel)
-            members = elements = full = 0
-        if not (contiguous and elements + numel <= bucket):
-            full += numel
-        members, elements = members + 1, elements + numel
-        inside.append(best)
-        after.append((full, 0, 0))
-    inside.append(reduction(0))
-    after.append((0, 0, 0))
-    return np.array(inside, dtype=np.int64), np.array(after, dtype=np.int64)

@@ -5,15 +5,17 @@ Source: deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from dsplan.planner.memory.deepspeed.beats import Beats
-from dsplan.planner.memory.deepspeed.rank import FP32, FP64, Rank, norm_of_one, per_element
+from dsplan.planner.memory.deepspeed.rank import FP32, Rank, norm_of_one, per_element
 from dsplan.planner.memory.deepspeed.reducing import CAST, COPY, FULL, PART, Rules, ownership, reduced
 from dsplan.planner.memory.replay import Layer
 from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
-from dsplan.schemas.units import count
+from dsplan.schemas.units import count, size
 
 ALIGNMENT = 2
 """Elements per rank to which a flat group is padded. Source: stage_1_and_2.py, nccl_start_alignment_factor."""
@@ -102,45 +104,48 @@ class Partitioned(Rank):
             contiguous=contiguous,
             keeps_others=first,
             clears_late=self.overlap and not contiguous,
-            compact=self.compact and not self.offloads,
+            compact=self.compact,
+            keeps_own=self.compact and not first and not self.offloads,
             scatters=knobs.reduce_scatter,
             offloads=self.offloads,
+            norms=self.offloads,
             one_rank=not knobs.multi_rank_allreduce,
-            widths=(
-                width,
-                0 if self.offloads else kept,
-                width + (self.sent if self.sent != width else 0),
-                FP64 if self.offloads else FP32,
-            ),
+            sent=self.sent,
+            widths=(width, 0 if self.offloads and not self.compact else kept),
         )
         slot = {place: index for index, place in enumerate(self.order)}
         order = tuple(slot[place] for place in beats.grad_order if place in slot)
         part = (self.part if self.compact else self.whole) if again and not first else 0
-        inside, after = reduced(
-            rules,
-            self.dealt,
-            order,
-            self.owners,
-            held=self.trained if again and first else 0,
-            at_end=waits,
-            part=part,
-        )
         held = self.trained if again and first else 0
-
-        def rows(column: int, before: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-            return self.by_gradient(inside[:, column], after[:, column], before)
-
+        ways = [rules]
+        if self.offloads and again and not first:  # before the last micro-batch nothing is normed, and less let go of
+            ways.append(replace(rules, keeps_own=True, norms=False))
+        arriving = self.arriving(beats)
+        taken = []
+        for way in ways:
+            moves = reduced(way, self.dealt, order, self.owners, held=held, at_end=waits, part=part)
+            columns = [
+                self.by_gradient(*(side[:, column] for side in moves), before)
+                for column, before in ((FULL, held), (PART, part), (COPY, 0), (CAST, 0))
+            ]
+            total = (
+                self.activations(beats).bytes
+                + arriving.bytes
+                + sum(width_ * column for width_, column in zip((*way.widths, 1, 1), columns, strict=True))
+            )
+            taken.append((int(total.max()), columns))
+        full, part_held, copies, cast = max(taken, key=lambda each: each[0])[1]
         layers = [
-            self.arriving(beats),
-            per_element("grads", rules.widths[FULL], rows(FULL, held), "gradients not reduced yet"),
-            per_element("grads", rules.widths[PART], rows(PART, part), "gradients of the own partition"),
-            per_element("temporary", rules.widths[COPY], rows(COPY), "flat copy of what the bucket holds"),
-            per_element("temporary", rules.widths[CAST], rows(CAST), "a reduced gradient cast"),
+            arriving,
+            per_element("grads", rules.widths[FULL], full, "gradients not reduced yet"),
+            per_element("grads", rules.widths[PART], part_held, "gradients of the own partition"),
+            Layer("temporary", copies, lambda row: f"copies of what the bucket holds: {size(int(copies[row]))}"),
+            Layer("temporary", cast, lambda row: f"a reduced gradient cast: {size(int(cast[row]))}"),
         ]
         if contiguous:
             doubled = " x 2 (overlap_comm)" if self.overlap else ""
             since = self.by_gradient(
-                np.ones(len(inside), np.int64), np.ones(len(inside), np.int64), int(again and waits)
+                np.ones(len(order) + 1, np.int64), np.ones(len(order) + 1, np.int64), int(again and waits)
             )
             bytes_ = width * knobs.reduce_bucket_size * (2 if self.overlap else 1)
             why = f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}{doubled}"
@@ -148,8 +153,6 @@ class Partitioned(Rank):
         return layers
 
     def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
-        if self.offloads:
-            return [[]]
         pieces = self.owned
         between = []
         if self.plan.accumulation > 1 and self.plan.zero_stage == 1:  # a step between two micro-batches does nothing
@@ -157,22 +160,23 @@ class Partitioned(Rank):
             kept = Layer(
                 "grads", width * self.trained, f"kept between micro-batches: {width} B x {count(self.trained)}"
             )
-            bucket = width * knobs.reduce_bucket_size * (2 if self.overlap else 1) * knobs.contiguous_gradients
+            bucket = (
+                width
+                * knobs.reduce_bucket_size
+                * (2 if self.overlap else 1)
+                * (knobs.contiguous_gradients or self.offloads)
+            )
             between = [
                 [kept, Layer("buckets", bucket, f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}")]
             ]
+        summed = Layer("grads", self.summed * self.part, f"own partition: {self.summed} B x {self.per_rank(self.part)}")
+        if self.offloads:
+            return [[summed] if self.compact else [], *between]
         kernel = self.kernel(optimizer, [self.part])
         high = self.master * self.part
         step = [Layer("grads", high, f"{self.master} B x {self.per_rank(self.part)}"), *kernel]
         if self.compact:
-            held = Layer(
-                "grads", self.summed * self.part, f"own partition: {self.summed} B x {self.per_rank(self.part)}"
-            )
-            return [
-                [held, norm_of_one(pieces)],
-                step,
-                *between,
-            ]
+            return [[summed, norm_of_one(pieces)], step, *between]
         held = Layer("grads", self.width * self.whole, f"own partition: {self.width} B x {count(self.whole)}")
         norm = norm_of_one(pieces)
         flat = self.width * self.part if len(pieces) != 1 or pieces[0] != self.part else 0

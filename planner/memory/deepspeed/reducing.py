@@ -13,8 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+FP32, FP64 = 4, 8
 FULL, PART, COPY, CAST = range(4)
-"""Columns, in elements: gradients as large as their parameters; own partition; flat copy of a bucket; own pieces in fp32, or fp64."""
+"""Columns: elements of gradients as large as their parameters and of the own partition; bytes of a bucket's copies, and of
+own pieces cast."""
 Row = tuple[int, int, int, int]
 
 
@@ -30,18 +32,24 @@ class Rules:
     """Those of other ranks' partitions go one reduction later (overlap_comm without contiguous gradients)."""
     compact: bool
     """Gradients are summed in fp32 in the partition itself (grad_accum_dtype fp32 beside 16-bit parameters)."""
+    keeps_own: bool
+    """Own gradients that do not lie in the bucket stay to the end of backward."""
     scatters: bool
     """reduce_scatter: each slice goes to its rank, so that a bucket of several ranks is flattened."""
     offloads: bool
-    """Own pieces leave for the host, after a norm of each; a gradient larger than the bucket is cloned first."""
+    """Own pieces leave for the host; a gradient larger than the bucket is cloned first."""
+    norms: bool
+    """Each own piece is squared in fp64 before it leaves."""
     one_rank: bool
     """use_multi_rank_bucket_allreduce is false: one reduction per rank."""
-    widths: Row
-    """Bytes of an element of each column."""
+    sent: int
+    """Bytes of an element on its way to other ranks."""
+    widths: tuple[int, int]
+    """Bytes of an element of the first two columns."""
 
     def bytes_of(self, row: Row) -> int:
-        full, part, copy, cast = self.widths
-        return full * row[0] + part * row[1] + copy * row[2] + cast * row[3]
+        full, part = self.widths
+        return full * row[0] + part * row[1] + row[2] + row[3]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,15 +76,18 @@ def ownership(numels: tuple[int, ...], part: int) -> Ownership:
     return Ownership(begin.tolist(), (begin // part).tolist(), last.tolist(), own.tolist(), part)
 
 
-def largest_group(begin: int, numel: int, part: int, limit: int) -> int:
-    """Elements of the largest flat copy for one parameter cut at partitions: slices go together until they exceed limit."""
+def largest_group(begin: int, numel: int, part: int, limit: int, least: int = 2) -> int:
+    """Elements of the largest group of at least so many slices of one parameter cut at partitions.
+
+    Slices go together until they exceed limit.
+    """
     most = members = gathered = 0
     position, end = begin, begin + numel
     while position < end:
         piece = min(end, (position // part + 1) * part) - position
         position, gathered, members = position + piece, gathered + piece, members + 1
         if gathered > limit or position == end:
-            most = max(most, gathered if members > 1 else 0)
+            most = max(most, gathered if members >= least else 0)
             gathered = members = 0
     return most
 
@@ -93,7 +104,7 @@ class _Bucket:
         self.inside: list[Row] = []
         self.after: list[Row] = []
         self.total = sum(numel for numel, own in zip(numels, owners.own, strict=True) if own)
-        self.filled = False
+        self.filled = rules.compact and part > 0  # one partition, to which every micro-batch adds
 
     def take(self, place: int, arrives: bool) -> None:
         """A gradient; arrives: it was not among those held."""
@@ -128,8 +139,10 @@ class _Bucket:
             self.waiting = 0
         if rules.compact and any(owners.own[place] for place in self.members):
             self._fill()
-        pieces = [owners.own[place] for place in self.members] if rules.compact else [0]
-        self._see(self._copied(), max(pieces))
+        flat, cast = self._copies()
+        self._see(flat + cast)
+        if rules.compact and rules.sent != FP32:
+            self._see(cast or flat, FP32 * max(owners.own[place] for place in self.members))
         for place in self.members:
             numel = self.numels[place]
             alone = not rules.contiguous or numel > rules.bucket  # it is no view of the bucket
@@ -139,10 +152,10 @@ class _Bucket:
                         self.waiting += numel
                     else:
                         self.full -= numel
-            elif rules.contiguous and not rules.compact:
+            elif rules.contiguous:
                 self._fill()
-                self._see(0, owners.own[place] if rules.offloads else 0)
-                self.full -= numel if alone else 0
+                self._see(0, FP64 * owners.own[place] if rules.norms else 0)
+                self.full -= numel if alone and not rules.keeps_own else 0
         self.members.clear()
         self.elements = 0
 
@@ -158,24 +171,49 @@ class _Bucket:
         if self.rules.bytes_of(now) > self.rules.bytes_of(self.best):
             self.best = now
 
-    def _copied(self) -> int:
-        """Elements of the flat copy that a reduction makes: none where all goes to one rank in one piece."""
+    def _copies(self) -> tuple[int, int]:
+        """Bytes of a reduction's largest flat copy, and of that in the dtype that is sent, where it is another.
+
+        What is in one piece is not flattened: a bucket in one buffer of which every slice goes to the same rank.
+        """
         rules, owners, members = self.rules, self.owners, self.members
+        width = rules.widths[FULL]
+        sent = rules.sent if rules.sent != width else 0
         if not rules.contiguous:
-            return self.elements if len(members) > 1 else 0
-        if not rules.scatters or rules.one_rank:
-            return 0
+            return width * self.elements * (len(members) > 1), sent * self.elements
+        if not rules.scatters:
+            return 0, sent * self.elements
+        if rules.one_rank:
+            flat, most = self._by_rank()
+            return width * flat, sent * most
         low = min(owners.first[place] for place in members)
         high = max(owners.last[place] for place in members)
         pieces = high - low + 1
         if rules.compact:
             pieces = max(pieces, sum(1 for place in members if owners.own[place]))
-        if pieces == 1:
-            return 0
         if self.elements <= rules.bucket:
-            return self.elements
+            return width * self.elements * (pieces > 1), sent * self.elements
         (large,) = members
-        return largest_group(owners.begin[large], self.elements, owners.part, rules.bucket)
+        cut = (owners.begin[large], self.elements, owners.part, rules.bucket)
+        return width * largest_group(*cut), sent * largest_group(*cut, least=1)
+
+    def _by_rank(self) -> tuple[int, int]:
+        """Elements of the largest reduction to one rank: of several slices, which are flattened, and of any."""
+        owners = self.owners
+        slices: dict[int, list[int]] = {}
+        before = -1
+        for place in self.members:
+            position, end = owners.begin[place], owners.begin[place] + self.numels[place]
+            while position < end:
+                rank = position // owners.part
+                size = min(end, (rank + 1) * owners.part) - position
+                if rank == before and not (rank == 0 and self.rules.compact):
+                    slices[rank][-1] += size
+                else:
+                    slices.setdefault(rank, []).append(size)
+                position, before = position + size, rank
+        several = max((sum(sizes) for sizes in slices.values() if len(sizes) > 1), default=0)
+        return several, max((sum(sizes) for sizes in slices.values()), default=0)
 
 
 @lru_cache(maxsize=512)
@@ -200,6 +238,9 @@ def reduced(
         for place in order:
             bucket.take(place, arrives=not held)
         bucket.finish()
+        if order:  # the hook of the last gradient reduces the rest
+            bucket.inside[-2] = max(bucket.inside[-2:], key=rules.bytes_of)
+            bucket.inside[-1] = bucket.after[-2] = bucket.after[-1]
         return np.array(bucket.inside, dtype=np.int64), np.array(bucket.after, dtype=np.int64)
     rows_in, rows_after, full = [], [], held
     for place in order:
