@@ -3,6 +3,7 @@
 DIR holds CSV files of one schema: row_id, model, layers, hidden, heads, kv_heads, ffn, vocab, params_b, seq, micro_batch,
 grad_accum, gpus, gpu_type, gpu_mem_gb, framework, method, zero_stage, sharding, tp, pp, cp, ep, precision, act_ckpt, attn,
 compile, offload, optimizer, mem_value, mem_unit, mem_kind, mem_scope, outcome, kind, notes, source. What is empty was not published.
+A column that a file lacks is not published either; units, names of models, frameworks and GPUs are read in many spellings.
 Every row that a plan stands for is predicted; the others are counted by reason. Rows that were measured as allocated, reserved
 or device bytes are held against ours of that kind. DeepSpeed's own estimator answers for the same rows.
 Nothing is fitted on the rows.
@@ -11,15 +12,15 @@ Nothing is fitted on the rows.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import json
 import os
 import statistics
 import sys
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -70,6 +71,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of CSV files")
     parser.add_argument("--json", action="store_true", help="print every row and all scores as JSON")
     parser.add_argument("--only", default="", help="only rows whose row_id begins so")
+    parser.add_argument(
+        "--measured", action="store_true", help="only rows with a measured memory: no labels of fit alone"
+    )
     parser.add_argument("--worst", type=int, default=10, help="how many of the worst rows to print")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args()
@@ -78,7 +82,9 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [row for path in sorted(options.data.glob("*.csv")) for row in read(path)]
     rows = [row for row in rows if row["row_id"].startswith(options.only)]
-    scores, reasons = score(rows, options.workers)
+    if options.measured:
+        rows = [row for row in rows if row.get("mem_value")]
+    scores, reasons = score(rows, max(1, options.workers))
     report = summary(scores, reasons, len(rows))
     if options.json:
         json.dump(
@@ -90,12 +96,14 @@ def main() -> None:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{key: (value or "").strip() for key, value in row.items() if key} for row in csv.DictReader(file)]
+    """Rows with what their cells say; one without a row_id is named by its file and its number."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in csv.DictReader(file)]
+    return [row | {"row_id": row.get("row_id") or f"{path.stem}-row{place}"} for place, row in enumerate(rows, start=1)]
 
 
 def score(rows: Sequence[Mapping[str, str]], workers: int = 1) -> tuple[list[Score], Counter[str]]:
-    """Scores of the rows that have a plan, and how many have none, by reason. Rows of one model share its trace."""
+    """Scores of the rows that have a plan, and how many have none, by reason. Rows of one model share its traces."""
     runs: list[Run] = []
     reasons: Counter[str] = Counter()
     for row in rows:
@@ -106,28 +114,54 @@ def score(rows: Sequence[Mapping[str, str]], workers: int = 1) -> tuple[list[Sco
     by_network: dict[Network, list[Run]] = defaultdict(list)
     for run in runs:
         by_network[run.network].append(run)
-    scores = []
-    with contextlib.ExitStack() as stack:
-        each = map
-        if workers > 1:
-            each = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn"))).map
-        for done, (found, refused) in enumerate(each(of_one_network, by_network.values()), start=1):
-            scores += found
-            reasons.update(refused)
-            print(f"\r{done} of {len(by_network)} models ", end="", file=sys.stderr, flush=True)
+    tasks = sorted((_traces_first(group) for group in by_network.values()), key=_cost, reverse=True)
+    scores: list[Score] = []
+    done, started = 0, time.monotonic()
+    for found, refused in _results(tasks, workers):
+        scores += found
+        reasons.update(refused)
+        done += len(found) + len(refused)
+        took = time.monotonic() - started
+        print(f"\r{done} of {len(runs)} rows, {took:.0f} s ", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return sorted(scores, key=lambda each: each.row_id), reasons
+
+
+def _results(tasks: Sequence[Sequence[Run]], workers: int) -> Iterator[tuple[list[Score], list[str]]]:
+    """As they are done; the longest are begun first, so that none is left over for the end."""
+    if workers == 1:
+        yield from map(of_one_network, tasks)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(of_one_network, task) for task in tasks]):
+            yield future.result()
+
+
+def _traces_first(runs: Sequence[Run]) -> list[Run]:
+    """The smallest and the largest sizes first: those between are derived from a few (planner/tracing/deriving.py)."""
+    by_size = sorted(runs, key=lambda run: (run.plan.recompute, run.plan.seq_len or 0, run.plan.micro_batch))
+    return [by_size[at // 2 if at % 2 == 0 else -1 - at // 2] for at in range(len(by_size))]
+
+
+def _cost(runs: Sequence[Run]) -> int:
+    """How many steps are traced: each takes about as long, whatever the model."""
+    return len({(run.plan.recompute, run.plan.seq_len, run.plan.micro_batch) for run in runs})
 
 
 def of_one_network(runs: Sequence[Run]) -> tuple[list[Score], list[str]]:
     """Scores of runs that share a model, and why the others have none."""
     torch.set_num_threads(1)
-    subject, scores, refused = subject_of(runs[0].network), [], []
+    subject: ModelSubject | None = None
+    scores, refused = [], []
     for run in runs:
         try:
+            subject = subject or subject_of(run.network)
             scores.append(predict(run, subject))
         except Problem as problem:
             refused.append(str(problem).rpartition(": ")[2])
+        except Exception as error:  # a row never stops the others: it is counted, and named
+            print(f"\n{run.row_id}: {type(error).__name__}: {error}", file=sys.stderr)
+            refused.append(f"its model could not be built or traced: {type(error).__name__}")
     return scores, refused
 
 

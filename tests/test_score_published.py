@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from dsplan.runtime.blocks import find_blocks
 from dsplan.schemas.units import GIB
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -17,47 +19,11 @@ scorer = importlib.util.module_from_spec(spec)
 sys.modules["score_published"] = scorer
 spec.loader.exec_module(scorer)
 
-from published.architectures import KNOWN, named  # noqa: E402
-from published.runs import Unmapped, run_of  # noqa: E402
+from published.architectures import KNOWN, Architecture, named  # noqa: E402
+from published.cells import COLUMNS, Unmapped  # noqa: E402
+from published.networks import Network, build  # noqa: E402
+from published.runs import run_of  # noqa: E402
 
-COLUMNS = [
-    "row_id",
-    "model",
-    "params_b",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "seq",
-    "micro_batch",
-    "grad_accum",
-    "gpus",
-    "gpu_type",
-    "gpu_mem_gb",
-    "framework",
-    "method",
-    "zero_stage",
-    "sharding",
-    "tp",
-    "pp",
-    "cp",
-    "ep",
-    "precision",
-    "act_ckpt",
-    "attn",
-    "compile",
-    "offload",
-    "optimizer",
-    "mem_value",
-    "mem_unit",
-    "mem_kind",
-    "mem_scope",
-    "outcome",
-    "kind",
-    "notes",
-]
 LLAMA = {
     "row_id": "made-001", "model": "Llama-2-7B", "params_b": "6.738", "layers": "32", "hidden": "4096", "heads": "32",
     "kv_heads": "32", "ffn": "11008", "vocab": "32000", "seq": "4096", "micro_batch": "1", "gpus": "8",
@@ -121,9 +87,149 @@ def test_gated_and_tied_are_told_by_the_number_of_parameters():
     assert found.params == pytest.approx(1.558e9, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["Llama-2-7B", "Qwen/Qwen2.5-7B-Instruct", "qwen-7b-chat", "Llama-3-8B", "Yi-34B"])
-def test_models_known_by_name(name):
-    assert named(name) is not None
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("qwen-1_8b-chat", "qwen-1.8b"),
+        ("Qwen1half-7B-Chat", "qwen1.5-7b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Llama 2 7 B", "llama-2-7b"),
+        ("LLaMA2-13B-hf", "llama-2-13b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini"),
+        ("Gemma2 9B", "gemma-2-9b"),
+        ("facebook/opt-6.7b", "opt-6.7b"),
+        ("bigscience/bloomz-7b1", "bloom-7b1"),
+        ("EleutherAI/gpt-neox-20b", "gpt-neox-20b"),
+        ("bert-large-uncased", "bert-large"),
+        ("tiiuae/Falcon-40B", "falcon-40b"),
+        ("GPT-2 XL", "gpt2-xl"),
+    ],
+)
+def test_models_are_known_by_name_however_it_is_spelt(name, usual):
+    assert named(name) == KNOWN[usual]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("ViT-L/16", "a vision model: the schema has no size of images"),
+        ("google/t5-11b", "an encoder and a decoder: the length of the targets is not said"),
+        ("Mixtral-8x7B-v0.1", "a mixture of experts"),
+        ("Unheard-7B", "architecture is not in the row, and the model's name is not known"),
+    ],
+)
+def test_models_that_are_not_of_this_kind_say_so(model, reason):
+    shapes = dict.fromkeys(("params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+    with pytest.raises(Unmapped, match=f"^{reason}$"):
+        run_of(row(**shapes, model=model))
+
+
+@pytest.mark.parametrize(
+    ("said", "engine", "zero_stage", "style"),
+    [
+        ({"framework": "Accelerate DeepSpeed ZeRO-3", "zero_stage": ""}, "deepspeed", 3, "hf"),
+        ({"framework": "LLaMA-Factory", "sharding": "DeepSpeed ZeRO-2", "zero_stage": ""}, "deepspeed", 2, "hf"),
+        ({"framework": "axolotl", "sharding": "FSDP2", "zero_stage": ""}, "native", 3, "hf"),
+        ({"framework": "axolotl", "sharding": "deepspeed_zero3", "zero_stage": ""}, "deepspeed", 3, "hf"),
+        ({"framework": "PyTorch FSDP", "sharding": "FULL_SHARD", "zero_stage": ""}, "native", 3, "hf"),
+        ({"framework": "torch_titan", "sharding": "FSDP2", "zero_stage": "3.0"}, "native", 3, "fused"),
+        ({"framework": "MS_Swift (HF-Trainer) + Deep Speed", "zero_stage": "ZeRO-3"}, "deepspeed", 3, "hf"),
+        ({"framework": "Megatron-DeepSpeed", "zero_stage": "1"}, "deepspeed", 1, "megatron"),
+        ({"framework": "PyTorch DDP", "zero_stage": ""}, "deepspeed", 0, "hf"),
+    ],
+)
+def test_frameworks_are_known_however_they_are_spelt(said, engine, zero_stage, style):
+    run = run_of(row(**said))
+    assert (run.plan.engine, run.plan.zero_stage, run.network.style) == (engine, zero_stage, style)
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "memory", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "", "A100-80GB"),
+        ("8x A100 40GB", "", "A100-40GB"),
+        ("Tesla V100-SXM2-32GB", "32", "V100-32GB"),
+        ("GeForce RTX 4090", "24", "RTX4090-24GB"),
+        ("H100 PCIe 80 GB", "", "H100-PCIe-80GB"),
+        ("Frobnicator 9000", "64", "unknown"),
+    ],
+)
+def test_gpus_are_known_however_they_are_spelt(gpu_type, memory, name):
+    run = run_of(row(gpu_type=gpu_type, gpu_mem_gb=memory))
+    assert run.gpu == name
+    assert run.fits is (None if name == "unknown" else True)
+
+
+def test_what_the_global_batch_leaves_is_accumulation_or_micro_batch():
+    """1024 samples a step over dp 2 x pp 4, 2 at a time: 256 micro-batches, of which 4 are in flight."""
+    shared = {"global_batch": "1024", "gpus": "8", "pp": "4", "zero_stage": "1"}
+    assert run_of(row(**shared, micro_batch="2")).plan.accumulation == 256
+    told = run_of(row(**shared, micro_batch="", grad_accum="256")).plan
+    assert (told.micro_batch, told.accumulation) == (2, 256)
+
+
+def test_a_file_may_lack_columns():
+    needed = (
+        "row_id",
+        "model",
+        "seq",
+        "micro_batch",
+        "gpus",
+        "framework",
+        "zero_stage",
+        "precision",
+        "mem_value",
+        "kind",
+    )
+    run = run_of({name: LLAMA[name] for name in needed} | {"mem_unit": "GB"})
+    assert (run.network.architecture, run.gpu, run.kind) == (KNOWN["llama-2-7b"], "unknown", "reserved")
+    assert run.measured_bytes == 40e9
+
+
+@pytest.mark.parametrize(
+    "value", ["", "0", "-1", "no", "abc", "8,192", "1.5", "nan", "1e99", "½", "1/0", "8x", "(", "[x"]
+)
+def test_no_cell_can_make_it_fail_otherwise_than_with_a_reason(value):
+    for column in COLUMNS:
+        try:
+            run_of(row(**{column: value}))
+        except Unmapped as reason:
+            assert str(reason)
+
+
+def test_torchtunes_ends_are_sharded_apart_from_its_blocks():
+    """Source: torchtune, recipes/configs/llama3/70B_full.yaml, custom_sharded_layers."""
+    small = {"layers": "2", "hidden": "64", "heads": "4", "kv_heads": "", "ffn": "96", "vocab": "128", "params_b": ""}
+    run = run_of(
+        row(**small, framework="torchtune", zero_stage="", sharding="FSDP2", act_ckpt="", mem_kind="peak per GPU")
+    )
+    assert (run.kind, run.plan.recompute, run.network.checkpointed) == ("allocated", "none", True)
+    assert [name for name, _ in find_blocks(build(run.network))] == ["ends.0", "ends.1", "blocks.0", "blocks.1"]
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gptj", "opt", "bloom", "gpt_neox", "falcon", "phi", "phi3", "gemma", "gemma2", "bert"]
+)
+def test_every_family_is_built_with_the_parameters_of_its_shapes(family):
+    """Against the sum by hand of matrices alone: norms, biases and positions are below a tenth at this size."""
+    gated = family in ("phi3", "gemma", "gemma2")
+    arch = Architecture(
+        layers=2, hidden=256, heads=4, kv_heads=4, ffn=1024, vocab=8000, gated=gated,
+        tied=family not in ("gptj", "gpt_neox", "phi", "phi3"), family=family, head_dim=64,
+    )  # fmt: skip
+    with torch.device("meta"):
+        made = build(Network(architecture=arch, style="hf"))
+    assert sum(param.numel() for param in made.parameters()) == pytest.approx(arch.params, rel=0.15)
+
+
+def test_a_row_that_fails_is_named_and_stops_none_of_the_others(capsys, monkeypatch):
+    monkeypatch.setattr(scorer, "subject_of", lambda network: 1 / 0)
+    scores, reasons = scorer.score([row(), row(row_id="made-002", precision="float8")])
+    assert scores == []
+    assert reasons == {"8-bit floats": 1, "its model could not be built or traced: ZeroDivisionError": 1}
+    assert "made-001: ZeroDivisionError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +30,10 @@ class Network:
     fused_loss: bool = False
     shifted_loss: bool = False
     """fp32 logits are shifted by a copy, as Hugging Face's models did until their loss function shifted the labels (4.46)."""
+    chunked_loss: Literal["no", "eager", "compiled"] = "no"
+    """Head and loss over eight chunks of the sequence, embedding and head apart from the blocks, as torchtune's."""
+    checkpointed: bool = False
+    """The model computes its own blocks again, and nothing else."""
     selective: bool = False
     """Blocks keep attention and every second product, and compute the rest again, as torchtitan's do."""
     lora_rank: int = 0
@@ -38,7 +44,8 @@ class Network:
 
 def build(network: Network) -> nn.Module:
     """The module, on whatever device is the default."""
-    hf = network.style == "hf" and network.architecture.gated and not network.fused_loss
+    arch = network.architecture
+    hf = network.style == "hf" and (arch.gated or arch.family != "llama") and not network.fused_loss
     module = _hugging_face(network) if hf else Decoder(network)
     if network.lora_rank:
         _add_lora(module, network)
@@ -65,25 +72,67 @@ class ShiftedLoss(nn.Module):
 
 
 def _hugging_face(network: Network) -> nn.Module:
-    """Llama's class, or Qwen2's where query, key and value have biases."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+    """The class of its family; of Llama's, Qwen2's where query, key and value have biases."""
+    import transformers
 
     arch = network.architecture
-    kind, model = (Qwen2Config, Qwen2ForCausalLM) if arch.attention_bias else (LlamaConfig, LlamaForCausalLM)
-    config = kind(
-        num_hidden_layers=arch.layers,
-        hidden_size=arch.hidden,
-        num_attention_heads=arch.heads,
-        num_key_value_heads=arch.kv_heads,
-        intermediate_size=arch.ffn,
-        vocab_size=arch.vocab,
-        tie_word_embeddings=arch.tied,
-        max_position_embeddings=1 << 20,
-        use_cache=False,
-        attn_implementation=network.attention,
-    )
-    made = model(config)
+    family = "qwen2" if arch.family == "llama" and arch.attention_bias else arch.family
+    kind, model, table, own = _FAMILIES[family]
+    settings = {
+        "num_hidden_layers": arch.layers,
+        "hidden_size": arch.hidden,
+        "num_attention_heads": arch.heads,
+        "vocab_size": arch.vocab,
+        "tie_word_embeddings": arch.tied,
+        "max_position_embeddings": max(table, network.positions) if table else 1 << 20,
+        "use_cache": False,
+        **own(arch),
+    }
+    config = getattr(transformers, kind)(**settings)
+    try:
+        made = getattr(transformers, model)._from_config(config, attn_implementation=network.attention)
+    except ValueError:  # a class with one way of attention alone
+        made = getattr(transformers, model)._from_config(config, attn_implementation="eager")
     return ShiftedLoss(made) if network.shifted_loss else made
+
+
+def _grouped(arch: Architecture) -> dict[str, Any]:
+    head = {"head_dim": arch.head_dim} if arch.head_dim else {}
+    return {"intermediate_size": arch.ffn, "num_key_value_heads": arch.kv_heads, "pad_token_id": 0, **head}
+
+
+def _wide(name: str) -> Callable[[Architecture], dict[str, Any]]:
+    return lambda arch: {name: arch.ffn}
+
+
+def _falcon(arch: Architecture) -> dict[str, Any]:
+    several = 1 < arch.kv_heads < arch.heads
+    return {
+        "ffn_hidden_size": arch.ffn,
+        "num_kv_heads": arch.kv_heads,
+        "multi_query": arch.kv_heads == 1,
+        "new_decoder_architecture": several,
+        "parallel_attn": True,
+        "bias": False,
+    }
+
+
+_FAMILIES: dict[str, tuple[str, str, int, Callable[[Architecture], dict[str, Any]]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", 0, _grouped),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", 0, _grouped),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", 1024, _wide("n_inner")),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", 2048, _wide("n_inner")),
+    "opt": ("OPTConfig", "OPTForCausalLM", 2048, _wide("ffn_dim")),
+    "bloom": ("BloomConfig", "BloomForCausalLM", 0, lambda arch: {}),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", 0, _wide("intermediate_size")),
+    "falcon": ("FalconConfig", "FalconForCausalLM", 0, _falcon),
+    "phi": ("PhiConfig", "PhiForCausalLM", 0, _grouped),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", 4096, _grouped),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", 0, _grouped),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", 0, _grouped),
+    "bert": ("BertConfig", "BertForMaskedLM", 512, _wide("intermediate_size")),
+}
+"""Family: configuration, class, length of its table of positions (0: none), what its configuration calls otherwise."""
 
 
 class Decoder(nn.Module):
@@ -92,31 +141,76 @@ class Decoder(nn.Module):
     def __init__(self, network: Network):
         super().__init__()
         arch = network.architecture
-        self.fused_loss, self.selective = network.fused_loss, network.selective
-        self.embed = nn.Embedding(arch.vocab, arch.hidden)
+        self.network = network
+        embed, head = nn.Embedding(arch.vocab, arch.hidden), nn.Linear(arch.hidden, arch.vocab, bias=False)
+        if arch.tied:
+            head.weight = embed.weight
+        apart = network.chunked_loss != "no" and not arch.tied
+        self.ends = nn.ModuleList([Apart(embed), Apart(head)] if apart else [embed, head])
         self.positions = nn.Embedding(network.positions, arch.hidden) if network.positions else None
         self.drop = nn.Dropout(network.dropout)
         self.blocks = nn.ModuleList(Block(network) for _ in range(arch.layers))
         self.norm = _norm(arch)
-        self.head = nn.Linear(arch.hidden, arch.vocab, bias=False)
-        if arch.tied:
-            self.head.weight = self.embed.weight
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.embed(input_ids)
+        embed, head = self.ends
+        x = embed(input_ids)
         if self.positions is not None:
             x = x + self.positions.weight[: input_ids.shape[1]]
         x = self.drop(x)
         rope = None if self.positions is not None else _angles(x, self.blocks[0].per_head)
         for block in self.blocks:
-            if self.selective:
+            if self.network.selective:
                 x = checkpoint(block, x, rope, use_reentrant=False, context_fn=_selective)
+            elif self.network.checkpointed:
+                x = checkpoint(block, x, rope, use_reentrant=False)
             else:
                 x = block(x, rope)
         x = self.norm(x)
-        if self.fused_loss:
-            return FusedLinearLoss.apply(x.flatten(0, 1), self.head.weight, labels.flatten())
-        return F.cross_entropy(self.head(x).float().flatten(0, 1), labels.flatten())
+        if self.network.fused_loss:
+            return FusedLinearLoss.apply(x.flatten(0, 1), head.weight, labels.flatten())
+        if self.network.chunked_loss != "no":
+            return self.by_chunks(head, x, labels)
+        return F.cross_entropy(head(x).float().flatten(0, 1), labels.flatten())
+
+    def by_chunks(self, head: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Source: torchtune/modules/loss/ce_chunked_output_loss.py, and transformer.py, chunked_output."""
+        logits = [head(chunk) for chunk in x.chunk(CHUNKS, dim=1)]
+        pairs = zip(logits, labels.chunk(CHUNKS, dim=1), strict=True)
+        if self.network.chunked_loss == "compiled":
+            return torch.stack([CompiledLoss.apply(chunk) for chunk, _ in pairs]).sum()
+        losses = [
+            F.cross_entropy(chunk.float().flatten(0, 1), said.flatten(), reduction="sum") for chunk, said in pairs
+        ]
+        return torch.stack(losses).sum()
+
+
+CHUNKS = 8
+
+
+class Apart(nn.Module):
+    """A module that is sharded on its own."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class CompiledLoss(torch.autograd.Function):
+    """Cross entropy in one kernel, which keeps the logits alone, as they came."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logits)
+        return torch.zeros((), dtype=torch.float32, device=logits.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (logits,) = ctx.saved_tensors
+        return torch.empty_like(logits)
 
 
 def _selective() -> Any:
@@ -139,14 +233,15 @@ class Block(nn.Module):
         super().__init__()
         arch = network.architecture
         self.network, self.heads, self.kv_heads = network, arch.heads, arch.kv_heads
-        self.per_head = arch.hidden // arch.heads
+        self.per_head = arch.head_dim or arch.hidden // arch.heads
+        wide = self.per_head * arch.heads
         kv = self.per_head * arch.kv_heads
         bias = arch.attention_bias or not arch.gated
         self.norm1, self.norm2 = _norm(arch), _norm(arch)
-        self.q_proj = nn.Linear(arch.hidden, arch.hidden, bias=bias)
+        self.q_proj = nn.Linear(arch.hidden, wide, bias=bias)
         self.k_proj = nn.Linear(arch.hidden, kv, bias=bias)
         self.v_proj = nn.Linear(arch.hidden, kv, bias=bias)
-        self.o_proj = nn.Linear(arch.hidden, arch.hidden, bias=not arch.gated)
+        self.o_proj = nn.Linear(wide, arch.hidden, bias=not arch.gated)
         self.up_proj = nn.Linear(arch.hidden, arch.ffn, bias=not arch.gated)
         self.gate_proj = nn.Linear(arch.hidden, arch.ffn, bias=False) if arch.gated else None
         self.down_proj = nn.Linear(arch.ffn, arch.hidden, bias=not arch.gated)
@@ -268,14 +363,18 @@ class Lora(nn.Module):
         return self.base(x) + self.b(self.a(self.dropout(x))) * 2.0
 
 
+_ATTENTION_LINEARS = re.compile("(q|k|v|qkv)_proj|query_key_value|query|key|value")
+_BLOCK_LINEARS = re.compile(r".*_proj|query_key_value|query|key|value|dense(_.*)?|fc\d|fc_(in|out)")
+
+
 def _add_lora(module: nn.Module, network: Network) -> None:
     module.requires_grad_(False)
-    wanted = ("q_proj", "k_proj", "v_proj") if network.lora_targets == "attention" else ("_proj",)
+    wanted = _ATTENTION_LINEARS if network.lora_targets == "attention" else _BLOCK_LINEARS
     places = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear) and name.endswith(wanted)
+        if isinstance(child, nn.Linear) and wanted.fullmatch(name)
     ]
     for parent, name, child in places:
         setattr(parent, name, Lora(child, network.lora_rank))

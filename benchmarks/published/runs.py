@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from dsplan.schemas.choices import OptimizerSpec, ZeroKnobs
-from dsplan.schemas.cluster import USABLE_SHARE, Cluster, Gpu, aliases, gpus
+from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.plan import Engine, Plan
-from dsplan.schemas.units import GB, GIB
 
 from .architectures import Architecture, architecture_of
+from .cells import COLUMNS, NO, Kind, Unmapped, gpu_of, memory_of, number, whole
+from .frameworks import Framework, framework_of
 from .networks import Network, Style
-
-Kind = Literal["allocated", "reserved", "device"]
 
 INCONSISTENT = {f"bigscience_a100_bloom_tuning-{number:03}": "inconsistent by a factor of 4" for number in (52, 53, 54)}
 """Rows that the tables' own notes call wrong."""
@@ -41,51 +40,6 @@ class Run:
     notes: tuple[str, ...]
 
 
-class Unmapped(Exception):
-    """A row that no plan of ours stands for; its text is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """How a family of frameworks runs a model: the engine that stands for it, its kernels, its optimizer."""
-
-    pattern: str
-    engine: Engine
-    style: Style
-    kernel: Literal["fused", "foreach", "for-loop"]
-    source: str
-    recompute: Literal["none", "full"] = "none"
-    """Where a row does not say."""
-    expandable: bool = False
-    """Its scripts ask the allocator for expandable segments."""
-    shifted_loss: bool = False
-    """The tables' runs are of 2023 and 2024, with the loss that Hugging Face's models had then."""
-
-
-FRAMEWORKS = (
-    Framework("megatron.*deepspeed", "deepspeed", "megatron", "fused", "apex FusedAdam"),
-    Framework(
-        "ms-swift.*deepspeed",
-        "deepspeed",
-        "hf",
-        "foreach",
-        "its examples export expandable_segments:True",
-        expandable=True,
-    ),
-    Framework("hf trainer.*deepspeed", "deepspeed", "hf", "foreach", "transformers: torch AdamW", shifted_loss=True),
-    Framework("deepspeed", "deepspeed", "hf", "fused", "deepspeed/runtime/engine.py: FusedAdam", shifted_loss=True),
-    Framework("torchtitan", "native", "fused", "fused", "torchtitan/components/optimizer.py"),
-    Framework("llm-foundry", "native", "fused", "foreach", "torch AdamW by default"),
-    Framework("fsdp", "native", "hf", "foreach", "torch AdamW by default"),
-    Framework("axolotl", "native", "hf", "foreach", "torch AdamW by default"),
-    Framework("torchtune", "native", "fused", "foreach", "its recipes checkpoint by default", recompute="full"),
-    Framework("litgpt|pytorch|peft|ddp", "deepspeed", "hf", "foreach", "torch AdamW by default"),
-    Framework("hf trainer|hf$", "deepspeed", "hf", "foreach", "torch AdamW by default", shifted_loss=True),
-)
-OWN_ENGINES = ("megatron", "flagscale", "nanotron", "internevo", "paddle", "unsloth", "mist", "nemo")
-"""Frameworks whose sharding and buffers are neither DeepSpeed's nor FSDP2's."""
-
-
 _BEYOND = (
     (r"\bpadding_free(?<!without padding_free)", "padding-free batches: their lengths are not published"),
     (r"vision tower|multimodal|freeze_vit", "a vision tower beside the language model"),
@@ -95,19 +49,21 @@ _BEYOND = (
 
 def run_of(row: Mapping[str, str]) -> Run:
     """Unmapped, with a reason that groups, where the row has no plan."""
+    row = dict.fromkeys(COLUMNS, "") | {name: value or "" for name, value in row.items()}
     if row["row_id"] in INCONSISTENT:
         raise Unmapped(f"excluded: {INCONSISTENT[row['row_id']]}")
-    if not row["kind"].startswith("measured"):
-        raise Unmapped(f"not measured: {row['kind'].split(' (')[0]}")
-    measured, kind, fits = _memory(row)
+    if not row["kind"].lower().startswith("measured"):
+        raise Unmapped(f"not measured: {row['kind'].split(' (')[0] or 'kind is not said'}")
+    measured, kind, fits = memory_of(row)
+    framework = framework_of(row)
     notes: list[str] = []
-    framework = _framework(row)
     for pattern, reason in _BEYOND:
         if re.search(pattern, f"{row['notes']} {row['offload']} {row['method']}", re.IGNORECASE):
             raise Unmapped(reason)
     precision = _precision(row)
     gpu = gpu_of(row)
     layout, ranks = _layout(row)
+    micro_batch, accumulation = _batch(row, layout.dp)
     zero_stage = _zero_stage(row)
     lora_rank, lora_targets, trained_layers = _method(row)
     architecture = architecture_of(row)
@@ -116,7 +72,7 @@ def run_of(row: Mapping[str, str]) -> Run:
     if row["mem_scope"].startswith(("pipeline stage", "rank 0 @")):
         raise Unmapped("memory of one phase or pipeline stage")
     recompute = _recompute(row, framework)
-    if recompute == "selective" and framework.pattern != "torchtitan":
+    if recompute == "selective" and not framework.selective:
         raise Unmapped("selective recompute is not described")
     adapted = bool(lora_rank) or trained_layers is not None
     plain = not layout.ranks > 1 and "deepspeed" not in row["framework"].lower()
@@ -124,34 +80,46 @@ def run_of(row: Mapping[str, str]) -> Run:
         raise Unmapped("one GPU without an engine: weights and states in one dtype are not modelled")
     style: Style = framework.style
     eager = row["attn"].startswith("eager") or (style == "megatron" and "flash" not in row["attn"])
+    # adapters on one GPU: the frozen weights stay in 16 bits, without the fp32 copy that sharding engines make of a model
+    engine: Engine = "deepspeed" if lora_rank and layout.ranks == 1 else framework.engine
+    compiled = row["compile"].lower() not in NO or "cumulative" in row["notes"]
+    chunked: Literal["no", "eager", "compiled"] = "no"
+    if framework.chunked_loss:
+        chunked = "compiled" if compiled else "eager"
     network = Network(
         architecture=architecture,
         style=style,
         attention="eager" if eager else "sdpa",
         dropout=0.1 if style == "megatron" else 0.0,
-        positions=_number(row, "seq") if not architecture.gated and style != "hf" else 0,
+        positions=number(row, "seq")
+        if not architecture.gated and (style != "hf" or architecture.family != "llama")
+        else 0,
         fused_loss=bool(re.search(r"(?<!no )(?<!without )\b(liger|cut cross entropy)", row["notes"], re.IGNORECASE)),
         shifted_loss=framework.shifted_loss,
-        selective=recompute == "selective" and framework.pattern == "torchtitan",
+        selective=recompute == "selective",
+        chunked_loss=chunked,
+        checkpointed=chunked != "no" and recompute == "full",
         lora_rank=lora_rank,
         lora_targets=lora_targets,
         trained_layers=trained_layers,
     )
-    if row["compile"] not in ("", "no", "none", "false"):
+    if compiled:
         notes.append("compiled; predicted as eager")
+    if gpu is None:
+        notes.append(f"GPU is not known: {row['gpu_type'] or 'not said'}")
     plan = Plan(
-        engine=framework.engine,
+        engine=engine,
         layout=layout,
         zero_stage=zero_stage,
         precision=precision,
-        micro_batch=_number(row, "micro_batch"),
-        accumulation=_number(row, "grad_accum", 1),
-        seq_len=_number(row, "seq"),
-        recompute="none" if recompute == "selective" else recompute,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        seq_len=number(row, "seq"),
+        recompute="none" if recompute == "selective" or network.checkpointed else recompute,
         offload=_offload(row),
         optimizer=_optimizer(row, framework),
         knobs=_knobs(row, architecture),
-        built="meta" if framework.engine == "native" or _zero_init(row) else "host",
+        built="meta" if engine == "native" or _zero_init(row) else "host",
     )
     sharded = zero_stage >= 2
     group = "adapters" if lora_rank else "part frozen" if adapted else f"full, zero {'2-3' if sharded else '0-1'}"
@@ -165,87 +133,25 @@ def run_of(row: Mapping[str, str]) -> Run:
         plan=plan,
         cluster=Cluster(nodes=-(-ranks // per_node), gpus_per_node=per_node, gpu=gpu, text=row["gpu_type"]),
         measured_bytes=measured,
-        kind=kind,
+        kind=kind or framework.peak_kind,
         fits=fits if gpu else None,
         expandable=framework.expandable or "expandable_segments" in row["notes"],
         notes=tuple(notes),
     )
 
 
-def gpu_of(row: Mapping[str, str]) -> Gpu | None:
-    """The GPU of gpu_type, told by its model and its memory."""
-    text = (
-        re.sub(r"\s*\(.*", "", row["gpu_type"])
-        .replace("NVIDIA ", "")
-        .replace("AMD ", "")
-        .replace("_", "-")
-        .replace(" ", "-")
-    )
-    memory = row["gpu_mem_gb"].strip()
-    model = re.match(r"[A-Za-z]+-?\d+[A-Za-z]*", text.replace("RTX-", "RTX"))
-    joined = re.sub(r"-\d+GB$", "", text).replace("RTX-", "RTX").replace("Titan-", "Titan").replace("-Ada", "Ada")
-    candidates = [text, text.replace("RTX-", "RTX"), joined]
-    if model:
-        candidates += [f"{model[0]}-{memory}GB", model[0]]
-    for candidate in candidates:
-        name = aliases().get(candidate.lower())
-        if name:
-            return _of_size(gpus()[name], memory)
-    return None
-
-
-def _of_size(gpu: Gpu, memory: str) -> Gpu:
-    """The card with the memory that the row names, where that is another."""
-    size = float(memory) * GB if re.fullmatch(r"\d+(\.\d+)?", memory) else gpu.memory_bytes
-    if abs(size / gpu.memory_bytes - 1) < 0.03:
-        return gpu
-    return replace(gpu, name=f"{gpu.name.split('-')[0]}-{memory}GB", usable_bytes=round(USABLE_SHARE * size))
-
-
-def _memory(row: Mapping[str, str]) -> tuple[float | None, Kind, bool | None]:
-    outcome = row["outcome"].lower()
-    if outcome.startswith("init"):
-        raise Unmapped("memory of the start, not of a step")
-    if not row["mem_value"]:
-        if outcome.startswith("oom"):
-            return None, "device", False
-        if "fits in HBM" in row["notes"]:
-            return None, "device", True
-        raise Unmapped("no memory and no label of fit")
-    unit = row["mem_unit"]
-    if unit.startswith(("GiB", "G (", "MiB")) or unit == "G" or "GiB" in unit or "2^30" in unit:
-        scale = GIB / 1024 if unit.startswith("MiB") else GIB
-    elif unit.startswith(("GB", "MB")):
-        scale = 1e6 if unit.startswith("MB") else 1e9
-    else:
-        raise Unmapped("no unit of memory")
-    said = row["mem_kind"].lower()
-    device = re.search(r"nvidia-smi|gpu memory used|vram|process|gpu total", said)
-    if device and scale == 1e9:  # nvidia-smi counts MiB
-        scale = GIB
-    value = float(row["mem_value"]) * scale
-    shared = re.search(r"sum over (\d+)", row["mem_scope"])
-    if shared:
-        value /= int(shared[1])
-    if device:
-        kind: Kind = "device"
-    elif re.search(r"allocated|active|tracemalloc|memory_summary", said) and "reserved" not in said:
-        kind = "allocated"
-    else:
-        kind = "reserved"
-    return value, kind, True
-
-
-def _framework(row: Mapping[str, str]) -> Framework:
-    name = row["framework"].lower()
-    for framework in FRAMEWORKS:
-        if re.search(framework.pattern, name):
-            if framework.style != "megatron" and any(own in name for own in OWN_ENGINES):
-                break
-            return framework
-    if any(own in name for own in OWN_ENGINES):
-        raise Unmapped("an engine of its own: " + next(own for own in OWN_ENGINES if own in name))
-    raise Unmapped(f"framework is not known: {row['framework'] or 'not said'}")
+def _batch(row: Mapping[str, str], dp: int) -> tuple[int, int]:
+    """(micro_batch, accumulation): where one of them is not said, what the global batch leaves for it."""
+    micro_batch, accumulation, batch = (whole(row[name]) for name in ("micro_batch", "grad_accum", "global_batch"))
+    if row["micro_batch"] and micro_batch is None:
+        raise Unmapped("micro_batch is not one number")
+    if micro_batch and not row["grad_accum"] and batch and batch % (micro_batch * dp) == 0:
+        accumulation = batch // (micro_batch * dp)
+    if not micro_batch and batch and accumulation and batch % (accumulation * dp) == 0:
+        micro_batch = batch // (accumulation * dp)
+    if not micro_batch:
+        raise Unmapped("micro_batch is not said")
+    return micro_batch, accumulation or 1
 
 
 def _precision(row: Mapping[str, str]) -> str:
@@ -254,20 +160,19 @@ def _precision(row: Mapping[str, str]) -> str:
         raise Unmapped("8-bit floats")
     if re.search(r"nf4|4bit|4-bit|int4|int8|8bit", text):
         raise Unmapped("quantised weights")
-    if re.search(r"bf16|bfloat16", text):
-        return "bf16"
-    if "fp16" in text:
-        return "fp16"
-    if "fp32" in text:
+    beside = f"{row['optimizer']} {row['framework']} {row['notes']}".lower()
+    for said in (text, beside):
+        for name, pattern in (("bf16", r"bf16|bfloat ?16"), ("fp16", r"fp16|float16|\bhalf\b|^16-(mixed|true)")):
+            if re.search(pattern, said):
+                return name
+    if re.search(r"fp32|float32|tf32|\bsingle\b|^32", text):
         return "fp32"
-    if "fp16" in row["optimizer"] or "fp16" in row["notes"]:
-        return "fp16"
     raise Unmapped("precision is not said")
 
 
 def _layout(row: Mapping[str, str]) -> tuple[Layout, int]:
-    ranks = _number(row, "gpus", 1)
-    tp, pp, cp, ep = (_number(row, name, 1) for name in ("tp", "pp", "cp", "ep"))
+    ranks = number(row, "gpus", 1)
+    tp, pp, cp, ep = (number(row, name, 1) for name in ("tp", "pp", "cp", "ep"))
     if cp > 1 or ep > 1:
         raise Unmapped("context or expert parallel")
     if "device_map" in row["sharding"]:
@@ -278,19 +183,56 @@ def _layout(row: Mapping[str, str]) -> tuple[Layout, int]:
 
 
 def _zero_stage(row: Mapping[str, str]) -> int:
-    if row["zero_stage"] in ("0", "1", "2", "3"):
-        return int(row["zero_stage"])
-    if re.search("fsdp", (row["sharding"] + row["framework"]).lower()):
+    said = re.search(r"(?<!\d)([0-3])(\.0)?$", row["zero_stage"])
+    text = f"{row['sharding']} {row['framework']}".lower()
+    if not said:
+        said = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
+    if said:
+        return int(said[1])
+    if "fsdp" in text or "full_shard" in text:
         return 3
-    if not row["zero_stage"] and _number(row, "gpus", 1) == 1:
+    if number(row, "gpus", 1) == 1 or re.search(r"\bddp\b", text):
         return 0
     raise Unmapped("ZeRO stage is not said")
+
+
+_QWEN = re.compile("QwenLM/Qwen")
+"""Its scripts put adapters of rank 64 on every linear layer of a block. Source: QwenLM/Qwen, finetune.py, LoraArguments."""
+_WHOLE = set(
+    [
+        "full",
+        "fft",
+        "ft",
+        "sft",
+        "pretrain",
+        "pretraining",
+        "pre",
+        "train",
+        "training",
+        "finetune",
+        "finetuning",
+        "fine",
+        "tune",
+        "tuning",
+        "continued",
+        "parameter",
+        "parameters",
+        "param",
+        "params",
+        "weights",
+        "model",
+        "instruction",
+        "pure",
+        "bf16",
+    ]
+)
+"""Words of which a description of training everything consists."""
 
 
 def _method(row: Mapping[str, str]) -> tuple[int, Literal["attention", "all"], int | None]:
     """(rank of the adapters, what they sit on, how many blocks are trained)."""
     text = row["method"].lower()
-    if re.search("rlhf|dpo|gkd|kto", text):
+    if re.search(r"rlhf|\b(dpo|gkd|kto|ppo|grpo|orpo|simpo|rm)\b|reward", text):
         raise Unmapped("a second model beside the trained one")
     if re.search("qlora|q4|bit", text):
         raise Unmapped("quantised weights")
@@ -300,19 +242,21 @@ def _method(row: Mapping[str, str]) -> tuple[int, Literal["attention", "all"], i
     if re.fullmatch(r"(sft )?lora\b.*", text) and not re.search(r"\+|llm", text):
         rank = re.search(r"r(?:ank)?=(\d+)", text + row["notes"])
         every = re.search("all|swift", text + row["framework"]) and "default" not in text
+        if not rank and _QWEN.search(row["source"]):
+            return 64, "all", None
         return int(rank[1]) if rank else 8, "all" if every else "attention", None
-    if re.fullmatch(r"(sft |continued )?(full|pretrain|full pretrain|full finetune|sft|)( \(pure bf16\))?", text):
+    if set(re.findall(r"[a-z0-9]+", text)) <= _WHOLE:
         return 0, "attention", None
     raise Unmapped(f"way of training: {row['method']}")
 
 
 def _recompute(row: Mapping[str, str], framework: Framework) -> Literal["none", "full", "selective"]:
     text = row["act_ckpt"].lower()
-    if text.startswith("full"):
-        return "full"
     if text in ("", "unstated"):
         return framework.recompute
-    if text == "false" or text.startswith("none"):
+    if re.match(r"full|true|yes|on\b|uniform|gradient.?checkpointing|1$", text):
+        return "full"
+    if text in NO or re.match(r"none|no\b|false|off", text):
         return "none"
     if text.startswith("selective"):
         return "selective"
@@ -321,13 +265,13 @@ def _recompute(row: Mapping[str, str], framework: Framework) -> Literal["none", 
 
 def _offload(row: Mapping[str, str]) -> Literal["none", "optimizer", "param"]:
     text = row["offload"].lower()
-    if text in ("", "none") or text.startswith("none;"):
+    if text in NO or text.startswith("none;"):
         return "none"
     if "activation" in text or "ao " in text:
         raise Unmapped("offload of activations or of gradients")
     if "param" in text or "cpu offload" in text:
         return "param"
-    if "cpu" in text or "optimizer" in text:
+    if re.search("cpu|nvme|optimizer|zero-?offload", text):
         return "param" if "zero-3" in text else "optimizer"
     raise Unmapped("offload is not said clearly")
 
@@ -350,9 +294,7 @@ Source: FlagOpen/FlagPerf, training/benchmarks/{llama2_7b,chatglm3_6b}/deepspeed
 
 def _zero_init(row: Mapping[str, str]) -> bool:
     """Whether the model is made shard by shard: HF Trainer does so at stage 3, and FlagPerf's scripts."""
-    return row["zero_stage"] == "3" and bool(
-        _AUTO.search(row["framework"]) or LEAKY_LINEAR.search(row.get("source", ""))
-    )
+    return _zero_stage(row) == 3 and bool(_AUTO.search(row["framework"]) or LEAKY_LINEAR.search(row.get("source", "")))
 
 
 def _efficient_linear(row: Mapping[str, str]) -> bool:
@@ -383,7 +325,7 @@ def _knobs(row: Mapping[str, str], architecture: Architecture) -> ZeroKnobs:
         match = re.search(rf"\b{pattern} (\d+(?:\.\d+)?(?:e\d+)?)\b", row["notes"])
         if match:
             said[name] = int(float(match[1]))
-    if row["zero_stage"] == "3" and _AUTO.search(row["framework"]):
+    if _zero_stage(row) == 3 and _AUTO.search(row["framework"]):
         square = architecture.hidden**2
         auto = {
             "reduce_bucket_size": square,
@@ -391,15 +333,6 @@ def _knobs(row: Mapping[str, str], architecture: Architecture) -> ZeroKnobs:
             "param_persistence_threshold": 10 * architecture.hidden,
         }
         said = auto | said
-    if row["zero_stage"] == "3":
+    if _zero_stage(row) == 3:
         said["memory_efficient_linear"] = _efficient_linear(row)
     return ZeroKnobs(**said)  # type: ignore[arg-type]
-
-
-def _number(row: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = row[name].strip()
-    if re.fullmatch(r"\d+(\.0)?", text):
-        return int(float(text))
-    if not text and default is not None:
-        return default
-    raise Unmapped(f"{name} is not said" if not text else f"{name} is not one number")
