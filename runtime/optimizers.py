@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from dsplan.schemas import native_support
 from dsplan.schemas.config import Named
+from dsplan.schemas.optimizer import FUSED_ON_SHARDS
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-FUSED = ("adam", "adamw")
-"""Types whose fused kernel runs on shards (DTensors). The others run as torch does by default."""
 BY_TORCH_NAME = {
     name.lower(): name
     for name in ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta")
@@ -129,7 +128,7 @@ def torch_optimizer(named: Named) -> tuple[type[Optimizer], dict[str, Any]]:
             f"{', '.join(BY_TORCH_NAME.values())}, or pass an optimizer object"
         )
     options = dict(named.params)
-    if kind in FUSED:
+    if kind in FUSED_ON_SHARDS:  # the others run as torch does by default
         torch_adam = options.pop("torch_adam", False)
         w_mode = options.pop("adam_w_mode", True)
         options.pop("fp32_optimizer_states", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kernel = Literal["fused", "foreach", "for-loop"]
@@ -141,6 +141,17 @@ def step_temporary_elements(spec: OptimizerSpec, numels: Sequence[int]) -> int:
 def kernel_of(spec: OptimizerSpec) -> Kernel:
     """The kernel that runs: what has none that is fused runs tensor by tensor."""
     return "for-loop" if spec.kernel == "fused" and not ALGORITHMS[spec.name].fused else spec.kernel
+
+
+FUSED_ON_SHARDS = ("adam", "adamw")
+"""What torch's fused kernels step over shards (DTensors). Source: torch/distributed/tensor/_ops/_pointwise_ops.py of 2.13."""
+
+
+def on_shards(spec: OptimizerSpec) -> OptimizerSpec:
+    """The optimizer as the native engine runs it: tensor by tensor where no fused kernel takes shards."""
+    if spec.kernel == "fused" and spec.name not in FUSED_ON_SHARDS:
+        return replace(spec, kernel="for-loop")
+    return spec
 
 
 def product(shape: Sequence[int]) -> int:

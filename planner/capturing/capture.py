@@ -26,10 +26,14 @@ START = """
 import sys
 if sys.path[:1] == [""]:
     del sys.path[0]
-from dsplan.planner.capturing.capture_child import main
+from dsplan.planner.%s import main
 main()
 """
 """The child, without the working folder on its import path: a json.py there is none of ours, nor of `python SCRIPT`."""
+
+
+BACKWARD = "engine.backward()"
+"""How far a script is run for its trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,25 @@ def capture(subject: ScriptSubject, precision: str | None, recompute: str | None
 
 
 def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
-    """One run in a child. What the script prints is kept out of our stdout; what it writes goes to a temporary folder."""
+    """One run of the script, up to its first backward."""
+    answer = answer_of(subject, request)
+    optimizer = answer["optimizer"]
+    return Capture(
+        trace=Trace.from_json(answer["trace"]),
+        config=answer["config"],
+        optimizer=OptimizerSpec(**optimizer) if optimizer else None,
+        micro_batch=answer["micro_batch"],
+        built="meta" if answer["zero_init"] else "host",
+    )
+
+
+def answer_of(
+    subject: ScriptSubject, request: dict[str, Any], child: str = "capturing.capture_child", until: str = BACKWARD
+) -> dict[str, Any]:
+    """What a run of the script in a child answers; Problem where it does not. child: the module whose main() runs it, until what.
+
+    What the script prints is kept out of our stdout; what it writes goes to a temporary folder.
+    """
     with tempfile.TemporaryDirectory(prefix="dsplan-", ignore_cleanup_errors=True) as folder:
         answer_file, progress_file = Path(folder, "answer.json"), Path(folder, "progress.json")
         temporary = Path(folder, "tmp")
@@ -104,7 +126,7 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
             "folder": folder,
             "parent_pid": os.getpid(),
         }
-        command = [sys.executable, "-c", START, json.dumps(full), *subject.script_args]
+        command = [sys.executable, "-c", START % child, json.dumps(full), *subject.script_args]
         with _ended_by_sigterm():
             child = subprocess.Popen(
                 command,
@@ -118,28 +140,21 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
             try:
                 code = child.wait(subject.timeout_seconds)
             except subprocess.TimeoutExpired:
-                raise Problem(_too_slow(subject, slowest_line(progress_file, subject.path))) from None
+                raise Problem(_too_slow(subject, until, slowest_line(progress_file, subject.path))) from None
             finally:
                 _end(child)
                 tail = printed.text()
         if not answer_file.exists():
-            raise _died(subject.source, code, tail)
-        answer = json.loads(answer_file.read_text())
+            raise _died(subject.source, code, tail, until)
+        answer: dict[str, Any] = json.loads(answer_file.read_text())
     if "problem" in answer:
         raise Problem(answer["problem"], user_traceback=answer.get("user_traceback"))
-    optimizer = answer["optimizer"]
-    return Capture(
-        trace=Trace.from_json(answer["trace"]),
-        config=answer["config"],
-        optimizer=OptimizerSpec(**optimizer) if optimizer else None,
-        micro_batch=answer["micro_batch"],
-        built="meta" if answer["zero_init"] else "host",
-    )
+    return answer
 
 
-def _too_slow(subject: ScriptSubject, slowest: str) -> str:
+def _too_slow(subject: ScriptSubject, until: str, slowest: str) -> str:
     return (
-        f"{subject.source}: no engine.backward() within {subject.timeout_seconds:g} s{f'; {slowest}' if slowest else ''}; give it "
+        f"{subject.source}: no {until} within {subject.timeout_seconds:g} s{f'; {slowest}' if slowest else ''}; give it "
         "less to do before its first step (its arguments go after --), or more time by --trace-timeout"
     )
 
@@ -192,15 +207,17 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _died(source: str, code: int, printed: str) -> Problem:
+def _named(until: str) -> str:
+    return f"its first {until}" if until == BACKWARD else f"its {until}"
+
+
+def _died(source: str, code: int, printed: str, until: str) -> Problem:
     tail = "\n".join(printed.strip().splitlines()[-20:])
     if code < 0:
         name = signal.Signals(-code).name if -code in list(signal.Signals) else ""
         hint = "; often the host is out of memory" if code == -signal.SIGKILL else ""
         return Problem(
-            f"{source}: killed by signal {-code} ({name}) before its first engine.backward(){hint}",
+            f"{source}: killed by signal {-code} ({name}) before {_named(until)}{hint}",
             user_traceback=tail or None,
         )
-    return Problem(
-        f"{source}: ended with exit code {code} before its first engine.backward()", user_traceback=tail or None
-    )
+    return Problem(f"{source}: ended with exit code {code} before {_named(until)}", user_traceback=tail or None)

@@ -13,7 +13,7 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,15 @@ from dsplan.runtime.bootstrap import die_with_parent
 from dsplan.schemas.problem import Problem
 
 
-def main() -> None:
-    """Of the process: it never returns."""
+def main(recorded: Callable[[dict[str, Any], Confinement], Recording] | None = None) -> None:
+    """Of the process: it never returns. recorded: the recording that a request asks for; None: a trace's."""
     request = json.loads(sys.argv[1])
     die_with_parent(request["parent_pid"])
     script = request["script"]
     answer_file = Path(request["answer"])
     progress.watch(script, Path(request["progress"]), request["parent_pid"])
     confinement = Confinement(Path(request["folder"]), lambda: _line_now(script))
-    recording = Recording(**{key: request[key] for key in ("precision", "recompute", "micro_batch")}, source=script)
+    recording = (recorded or _of_a_trace)(request, confinement)
     answer: dict[str, Any]
     try:
         answer = _run(script, sys.argv[2:], recording, confinement)
@@ -56,6 +56,11 @@ def main() -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(0)  # data workers, threads and exit handlers of the script have nothing left to do
+
+
+def _of_a_trace(request: dict[str, Any], confinement: Confinement) -> Recording:
+    asked = {key: request[key] for key in ("precision", "recompute", "micro_batch")}
+    return Recording(**asked, source=request["script"])
 
 
 def _run(script: str, arguments: Sequence[str], recording: Recording, confinement: Confinement) -> dict[str, Any]:
@@ -76,7 +81,8 @@ def _run(script: str, arguments: Sequence[str], recording: Recording, confinemen
             runpy.run_path(script, run_name="__main__")
     except Captured as captured:
         answer = {**captured.answer, "zero_init": recording.zero_init}
-        answer["trace"]["notes"] = [*answer["trace"]["notes"], *stood_in, *met, *confinement.notes()]
+        if "trace" in answer:
+            answer["trace"]["notes"] = [*answer["trace"]["notes"], *stood_in, *met, *confinement.notes()]
         return answer
     except Problem:
         raise
@@ -129,10 +135,7 @@ def _unfinished(script: str, recording: Recording, verb: str) -> str:
             f"{script}: neither build_model() nor a call of deepspeed.initialize() was found (it {verb} without); add one of "
             "the two"
         )
-    return (
-        f"{script} {verb} after deepspeed.initialize() without a call of engine.backward(); let it make at least one "
-        "training step (arguments of the script go after --)"
-    )
+    return f"{script} {verb} after deepspeed.initialize() without {recording.unfinished()} (arguments of the script go after --)"
 
 
 def _as_under_a_launcher() -> None:
@@ -161,10 +164,28 @@ def _stand_in_for_deepspeed(recording: Recording) -> None:
 
     for name, value in (("initialize", record), ("Engine", Engine), ("init_distributed", init_distributed)):
         setattr(dsplan.runtime, name, value)
-    assert dsplan.runtime.__file__ is not None
-    sys.path.insert(1, str(Path(dsplan.runtime.__file__).parent / "stand_in"))
+    sys.path.insert(1, _stand_in_folder())
     sys.meta_path.append(_AnySubmodule())
     sys.meta_path.insert(0, WhenImported("deepspeed", _anything_else))
+
+
+def _stand_in_folder() -> str:
+    assert dsplan.runtime.__file__ is not None
+    return str(Path(dsplan.runtime.__file__).parent / "stand_in")
+
+
+def take_stand_in_away() -> None:
+    """From now on `import deepspeed` finds the installed one. What the script holds of the stand-in, it keeps."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+    sys.path.remove(_stand_in_folder())
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not _of_deepspeed(finder)]
+
+
+def _of_deepspeed(finder: Any) -> bool:
+    if isinstance(finder, WhenImported):
+        return finder.name.partition(".")[0] == "deepspeed"
+    return isinstance(finder, _AnySubmodule)
 
 
 def _watch_zero_init(recording: Recording) -> None:

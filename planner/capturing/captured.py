@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dsplan.planner.capturing.resizing import Resize
-from dsplan.planner.models.weightless import DTYPES, Inputs, compute_dtype, fakes, lazy_names, lent_weights
+from dsplan.planner.models.weightless import DTYPES, Inputs, Stand, compute_dtype, fakes, lazy_names, lent_weights
 from dsplan.planner.tracing.flops import forward_flops
 from dsplan.planner.tracing.kernels import GpuKernels, NormalValues
 from dsplan.planner.tracing.splitting import splitting
@@ -50,6 +50,14 @@ class Recording:
     """The model was made under zero.Init."""
     resize: Resize | None = None
     """Of the step that is being recorded."""
+
+    def engine(self, *parts: Any, client: Any) -> Engine:
+        """What `initialize` gives. client: the script's own optimizer object."""
+        return Engine(self, *parts)
+
+    def unfinished(self) -> str:
+        """What the script ends without."""
+        return "a call of engine.backward(); let it make at least one training step"
 
 
 def init_distributed(*_: Any, **__: Any) -> None:
@@ -97,7 +105,7 @@ def initialize(
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(list(model_parameters) if model_parameters is not None else model.parameters())
     spec, notes = _optimizer(optimizer, ds_config)
-    engine = Engine(recording, model, raw, ds_config, spec, notes)
+    engine = recording.engine(model, raw, ds_config, spec, notes, client=optimizer)
     client = optimizer if optimizer is not None else _stub_optimizer(model)
     scheduler = lr_scheduler(client) if callable(lr_scheduler) and not hasattr(lr_scheduler, "step") else lr_scheduler
     engine.optimizer, engine.lr_scheduler = client, scheduler
@@ -181,7 +189,7 @@ class Engine(nn.Module):
         self._recompute = recording.recompute or config.recompute
         self._dtype = DTYPES[self._precision]
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._stand = fakes(self._mode, self._dtype)
+        self._stand = self._made_stand()
         self._blocks = find_blocks(model)
         self._rules = splitting(model, self._blocks)
         self._open = contextlib.ExitStack()
@@ -189,6 +197,9 @@ class Engine(nn.Module):
         self._inputs: Inputs | None = None
         self._fed: int | None = None
         self._open.enter_context(lent_weights(model, self._stand))
+
+    def _made_stand(self) -> Stand:
+        return fakes(self._mode, self._dtype)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -201,7 +212,7 @@ class Engine(nn.Module):
         if self._timeline is None and not torch.is_grad_enabled():
             return self._evaluate(given)
         if self._timeline is None:
-            self._fed = _batch_of(given)
+            self._fed = batch_of(given)
             resize = self._recording.resize = Resize(self._mode, self._fed, self._recording.micro_batch)
             inputs = resize.convert(given)
             cast = tree_map(lambda leaf: self._cast(leaf), inputs)
@@ -237,12 +248,8 @@ class Engine(nn.Module):
 
     def backward(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
         source = self._recording.source
-        if self._timeline is None or self._inputs is None:
-            raise Problem(f"{source}: engine.backward() comes before the engine was called; call engine(inputs) first")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise Problem(
-                f"{source}: engine.backward() was given {_shape(loss)}, but needs a scalar loss that depends on the model"
-            )
+        check_backward(source, loss, called=self._timeline is not None)
+        assert self._timeline is not None and self._inputs is not None
         self._timeline.run_backward(loss)
         segments, events = self._timeline.segments(), self._timeline.events()
         self._open.close()
@@ -310,7 +317,17 @@ class Engine(nn.Module):
         pass
 
 
-def _batch_of(inputs: Inputs) -> int | None:
+def check_backward(source: str, loss: Any, *, called: bool) -> None:
+    """Problem for a backward that no engine runs. called: the engine was, before."""
+    if not called:
+        raise Problem(f"{source}: engine.backward() comes before the engine was called; call engine(inputs) first")
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise Problem(
+            f"{source}: engine.backward() was given {_shape(loss)}, but needs a scalar loss that depends on the model"
+        )
+
+
+def batch_of(inputs: Inputs) -> int | None:
     return next((int(tensor.shape[0]) for tensor in inputs.tensors if tensor.dim() > 0), None)
 
 

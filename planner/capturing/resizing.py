@@ -20,9 +20,10 @@ class Resize(TorchFunctionMode):
     (labels that were flattened before) is left, and refused by name where the step then fails.
     """
 
-    def __init__(self, mode: FakeTensorMode, fed: int | None, asked: int | None):
+    def __init__(self, mode: FakeTensorMode, fed: int | None, asked: int | None, device: str = "cpu"):
         super().__init__()
         self._mode = mode
+        self._device = device
         self.fed = fed
         self.asked = asked
         self._memo: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -50,8 +51,8 @@ class Resize(TorchFunctionMode):
                 shape[0] = self.asked
             with self._mode, torch.no_grad():
                 made = (
-                    torch.empty(shape, dtype=leaf.dtype, device="cpu")
-                    if shape != list(leaf.shape)
+                    torch.empty(shape, dtype=leaf.dtype, device=self._device)
+                    if shape != list(leaf.shape) or self._device != "cpu"
                     else self._mode.from_tensor(leaf)
                 )
             self._memo[id(leaf)] = (leaf, made)

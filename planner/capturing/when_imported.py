@@ -15,11 +15,11 @@ class WhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Calls `then(module)` right after a module has been imported."""
 
     def __init__(self, name: str, then: Callable[[types.ModuleType], None]):
-        self._name = name
+        self.name = name
         self._then = then
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)

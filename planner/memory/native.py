@@ -12,7 +12,7 @@ from dsplan.planner.memory.native_passes import Way, divided, passing_peaks
 from dsplan.planner.memory.replay import Layer, Timeline, in_flight, items_at, timelines
 from dsplan.planner.memory.shards import Shards, part_of, shards
 from dsplan.schemas.ledger import Ledger, MemoryItem, Moment
-from dsplan.schemas.optimizer import state_formula
+from dsplan.schemas.optimizer import kernel_of, on_shards, state_formula
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import PRECISION_BYTES, count, size
@@ -58,6 +58,7 @@ class _Rank:
     def __init__(self, trace: Trace, plan: Plan, timeline: Timeline | None):
         layout = plan.layout
         self.trace, self.plan, self.timeline = trace, plan, timeline
+        self.optimizer = on_shards(plan.optimizer)
         self.degree = 1 if plan.zero_stage == 0 else layout.dp_shard * layout.sp
         self.part = part_of(layout.pp, timeline.pp_stage if timeline else 0)
         self.sizes: Shards = shards(trace, layout.tp, self.degree, self.part)
@@ -76,7 +77,7 @@ class _Rank:
 
     def _held(self) -> _Held:
         """Remembered per trace."""
-        layout, spec = self.plan.layout, self.plan.optimizer
+        layout, spec = self.plan.layout, self.optimizer
         key = (id(self.trace), layout.pp, self.part, self.units, layout.tp, self.degree, spec)
         found = _remembered.get(key)
         if found is None or found[0] is not self.trace:
@@ -116,7 +117,7 @@ class _Rank:
 
     def states(self) -> list[Layer]:
         """Masters, buffers and optimizer state, as far as they are on the device."""
-        optimizer, offload = self.plan.optimizer, self.plan.offload
+        optimizer, offload = self.optimizer, self.plan.offload
         layers = [Layer("params", self.trace.buffer_bytes, "buffers of the model")]
         if offload != "param":
             layers.append(
@@ -162,7 +163,7 @@ class _Rank:
 
     def step(self, states: tuple[MemoryItem, ...]) -> Moment:
         """Gradient shards and the kernel's temporaries."""
-        optimizer = self.plan.optimizer
+        optimizer = self.optimizer
         left = self.timeline.left_bytes if self.timeline is not None else 0
         layers = [Layer("activations", left, "inputs and what the loop still holds")]
         if self.plan.offload == "none":
@@ -170,7 +171,7 @@ class _Rank:
             layers.append(Layer("grads", grads, f"fp32: 4 B x {self.per_shard(self.held.trainable)}"))
             made = FP32 * self.held.temporaries
             layers.append(
-                Layer("temporary", made, f"{optimizer.kernel} {optimizer.label}: 4 B x {count(made // FP32)}")
+                Layer("temporary", made, f"{kernel_of(optimizer)} {optimizer.label}: 4 B x {count(made // FP32)}")
             )
         return Moment(phase="step", where="optimizer step", items=(*states, *items_at(layers, 0)))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dsplan.planner.memory.allocator import SMALL, Reserved, replay
 from dsplan.planner.memory.replay import block_cut
 from dsplan.planner.memory.shards import local_numel
+from dsplan.schemas.optimizer import on_shards
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import SPLIT_ACTIVATION, Param, Trace
 from dsplan.schemas.units import PRECISION_BYTES
@@ -190,6 +191,8 @@ class _Running:
 def _optimizer_temporaries(requests: _Rank, sizes: Sequence[int]) -> None:
     """fp32 temporaries of the optimizer over tensors of these elements."""
     optimizer = requests.plan.optimizer
+    if requests.plan.engine == "native":
+        optimizer = on_shards(optimizer)
     if optimizer.kernel == "foreach" and optimizer.states:
         requests.passing([FP32 * size for size in sizes])
     elif optimizer.kernel == "for-loop" and optimizer.states:

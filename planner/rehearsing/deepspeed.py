@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsplan.planner.capturing.capture import ScriptSubject
 from dsplan.planner.models.load import ModelSubject, Subject
 from dsplan.planner.rehearsing.rehearsal import Rehearsal
+from dsplan.planner.rehearsing.scripts import rehearse_script
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 
@@ -42,6 +44,8 @@ def rehearse(subject: Subject, plan: Plan, config: Mapping[str, Any] | None = No
     refuse(subject, plan)
     if importlib.util.find_spec("deepspeed") is None:
         raise Problem(f"DeepSpeed is not installed: `pip install 'dsplan[deepspeed]'` rehearses it{STANDS}")
+    if isinstance(subject, ScriptSubject):
+        return rehearse_script(subject, plan, config)
     if subject.arguments is None:
         raise Problem(f"{subject.source} was not loaded from a file, so that no other process can{STANDS}")
     request = Request(load=subject.arguments, plan=plan, config=dict(config) if config is not None else None)
@@ -53,9 +57,7 @@ def rehearse(subject: Subject, plan: Plan, config: Mapping[str, Any] | None = No
 
 def refuse(subject: Subject, plan: Plan) -> None:
     """Problem for what no rehearsal of DeepSpeed covers."""
-    if not isinstance(subject, ModelSubject):
-        raise Problem(f"{subject.source}: rehearsal of a script is not available yet; give a model file{STANDS}")
-    if subject.sample_batch is None:
+    if isinstance(subject, ModelSubject) and subject.sample_batch is None:
         raise Problem(
             f"{subject.source}: rehearsal needs a batch; add sample_batch(micro_batch, seq_len) to the model file"
         )

@@ -48,7 +48,7 @@ def deepspeed_on_fake_ranks(ranks: int) -> Iterator[Any]:
         warnings.simplefilter("ignore")
         deepspeed = _imported()
         stack.enter_context(_replaced(sys, "excepthook", sys.excepthook))  # torch writes the rank into every traceback
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        dist.distributed_c10d.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         stack.callback(dist.destroy_process_group)
         for owner, name, value in _lent(deepspeed):
             stack.enter_context(_replaced(owner, name, value))

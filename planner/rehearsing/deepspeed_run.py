@@ -30,7 +30,7 @@ Its bytes are the third's, and those of real runs' third steps (tests/oracle/dee
 
 
 @contextlib.contextmanager
-def _own_linear() -> Iterator[None]:
+def own_linear() -> Iterator[None]:
     """DeepSpeed replaces torch's linear for good (memory_efficient_linear): the next rehearsal begins with torch's again."""
     own = torch.nn.functional.linear
     try:
@@ -64,12 +64,12 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
         watch.tracker,
         Shortcuts(),
         Kernels(),
-        _own_linear(),
+        own_linear(),
     ):
         for tensor in [*model.parameters(), *model.buffers()]:
             watch.tracker.add(tensor.detach(), "params")
         apply_recompute(model, plan.recompute)
-        with _deepspeeds(deepspeed, "initialize()"):
+        with deepspeeds(deepspeed, "initialize()"):
             engine, *_ = deepspeed.initialize(
                 model=model,
                 optimizer=client_optimizer(plan, config, model),
@@ -92,10 +92,10 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
                     loss, _notes = loss_of(subject, output, batch)
                 del output  # as in a loop that keeps its batch and its loss
                 watch.enter("backward")
-                with _deepspeeds(deepspeed, "backward()"):
+                with deepspeeds(deepspeed, "backward()"):
                     engine.backward(loss)
                 watch.enter("step")
-                with _deepspeeds(deepspeed, "step()"):
+                with deepspeeds(deepspeed, "step()"):
                     engine.step()
             del loss
         watch.end()
@@ -106,7 +106,7 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
 
 
 @contextlib.contextmanager
-def _deepspeeds(deepspeed: Any, where: str) -> Iterator[None]:
+def deepspeeds(deepspeed: Any, where: str) -> Iterator[None]:
     """What DeepSpeed itself raises is not the model's fault: it refuses the plan, or does not run on fake tensors."""
     try:
         yield

@@ -11,18 +11,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dsplan.planner.capturing.capture import ScriptSubject
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject, Subject
 from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
+from dsplan.planner.rehearsing.fsdp_aids import parts_when_asked
 from dsplan.planner.rehearsing.modes import Kernels
 from dsplan.planner.rehearsing.optimizers import torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES, Recording, Rehearsal
+from dsplan.planner.rehearsing.scripts import rehearse_script
 from dsplan.planner.tracing.kernels import NormalValues
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
 from dsplan.runtime.watching import StepWatch
 from dsplan.schemas.ledger import Ledger
+from dsplan.schemas.optimizer import on_shards
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,6 +44,8 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
     is larger than MICRO_BATCHES the ledger names no collectives. Problem for what no rehearsal covers yet.
     """
     _refuse(subject, plan)
+    if isinstance(subject, ScriptSubject):
+        return rehearse_script(subject, plan)
     assert isinstance(subject, ModelSubject)
     try:
         model = copy.deepcopy(subject.module)
@@ -50,33 +56,28 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
     accumulation = min(plan.accumulation, MICRO_BATCHES)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stand = fakes(mode, torch.float32)
-    with _fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
+    with fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
         with user_code(subject.file, "the model raised"), mode, NormalValues(), Kernels():  # type: ignore[no-untyped-call]
             engine, *_ = initialize(
-                model=model, optimizer=torch_optimizer(plan.optimizer), config=_config(plan, accumulation)
+                model=model, optimizer=torch_optimizer(on_shards(plan.optimizer)), config=config_of(plan, accumulation)
             )
-            observer = engine.observer = _SecondStep(engine)
+            observer = engine.observer = SecondStep(engine)
             for _ in range(2 * accumulation):
                 output = inputs.feed(engine)
                 loss, _ = loss_of(subject, output, batch)
                 del output  # as in a loop that keeps its batch and its loss
                 engine.backward(loss)
                 engine.step()
-            assert observer.ledger is not None
-            book = observer.ledger if accumulation == plan.accumulation else replace(observer.ledger, collectives=())
-            recording = observer.recording
-            return Rehearsal(ledger=book, events=tuple(recording.events), resident=recording.resident)
+            return observer.rehearsal(counted=accumulation == plan.accumulation)
 
 
 def _refuse(subject: Subject, plan: Plan) -> None:
     stands = "; the formula stands"
     if plan.engine != "native":
         raise Problem(f"rehearsal of engine {plan.engine} is not available yet{stands}")
-    if not isinstance(subject, ModelSubject):
-        raise Problem(f"{subject.source}: rehearsal of a script is not available yet; give a model file{stands}")
-    if subject.sample_batch is None:
+    if isinstance(subject, ModelSubject) and subject.sample_batch is None:
         raise Problem(
             f"{subject.source}: rehearsal needs a batch; add sample_batch(micro_batch, seq_len) to the model file"
         )
@@ -91,18 +92,19 @@ def _refuse(subject: Subject, plan: Plan) -> None:
 
 
 @contextlib.contextmanager
-def _fake_ranks(ranks: int) -> Iterator[None]:
+def fake_ranks(ranks: int) -> Iterator[None]:
     """A process group of that size in which this process is rank 0 and nothing is ever sent."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.distributed_c10d.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        yield
+        with parts_when_asked():
+            yield
     finally:
         dist.destroy_process_group()
 
 
-def _config(plan: Plan, accumulation: int) -> dict[str, Any]:
+def config_of(plan: Plan, accumulation: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": accumulation,
@@ -115,7 +117,7 @@ def _config(plan: Plan, accumulation: int) -> dict[str, Any]:
     return config
 
 
-class _SecondStep:
+class SecondStep:
     """Observer of an engine that watches its second step, which has its states from the start."""
 
     def __init__(self, engine: Engine):
@@ -148,3 +150,9 @@ class _SecondStep:
             self._watch.tracker.on_change = None
             self._watch.stop()
             self.ledger = self._watch.ledger("rehearsal")
+
+    def rehearsal(self, *, counted: bool) -> Rehearsal:
+        """After the second step. counted: its collectives are those of a whole step."""
+        assert self.ledger is not None
+        book = self.ledger if counted else replace(self.ledger, collectives=())
+        return Rehearsal(ledger=book, events=tuple(self.recording.events), resident=self.recording.resident)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from dsplan.planner.capturing.standing.functions import attention_backward
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,12 +109,18 @@ def normal_value(tensor: torch.Tensor) -> bool | int | float:
 
 
 class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers `.item()` of fake tensors with a normal step's value: a finite norm, no overflow."""
+    """Answers `.item()` of tensors without values with a normal step's value: a finite norm, no overflow."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled under it, and the wrapper costs more than the answer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # three of four calls
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its local operations come back here
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_meta or isinstance(args[0], FakeTensor)):
             return normal_value(args[0])
         return func(*args, **(kwargs or {}))
 
