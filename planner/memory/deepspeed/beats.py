@@ -67,6 +67,30 @@ class Beats:
             is_grad=self.is_grad[kept],
         )
 
+    def weights_first(self) -> Beats:
+        """The same where each linear layer's weight gradient is handed over before its bias'.
+
+        Source: deepspeed/runtime/zero/linear.py, LinearFunctionForZeroStage3, which makes both at once; torch's own hands
+        over the bias first.
+        """
+        marks, full, held = list(self.marks), self.full_grad.copy(), self.mark_grad.copy()
+        for index, ((kind, bias), (following, weight)) in enumerate(itertools.pairwise(self.marks)):
+            if kind == following == GRAD and self._linear(weight, bias):
+                marks[index], marks[index + 1] = (GRAD, weight), (GRAD, bias)
+                sooner = self._grad_bytes(weight) - self._grad_bytes(bias)
+                held[index] -= sooner
+                full[index + 1] -= sooner
+        order = tuple(place for kind, place in marks if kind == GRAD)
+        return replace(self, marks=tuple(marks), full_grad=full, mark_grad=held, grad_order=order)
+
+    def _linear(self, weight: int, bias: int) -> bool:
+        names = self.params[weight].name, self.params[bias].name
+        whose = names[0].removesuffix(".weight")
+        return names == (f"{whose}.weight", f"{whose}.bias") and len(self.params[weight].shape) == 2
+
+    def _grad_bytes(self, place: int) -> int:
+        return self.params[place].dtype_bytes * self.numels[place]
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -78,23 +102,32 @@ class Split:
     sp: int = 1
 
 
-def beats_of(trace: Trace, split: Split, stage: int, *, modules: bool) -> Beats | None:
+def beats_of(trace: Trace, split: Split, stage: int, *, modules: bool, weights_first: bool = False) -> Beats | None:
     """The beats of a pipeline stage, remembered per trace; modules: also where modules begin and end. None: not traced."""
     if not trace.segments:
         return None
-    key = (id(trace), split, stage, modules)
+    key = (id(trace.segments), split, stage, modules, weights_first)
     found = _remembered.get(key)
-    if found is None or found[0] is not trace:
+    if found is None or not _same_step(found[0], trace):
         if len(_remembered) > 1024:
             _remembered.clear()
         every = _beats(trace, split, stage)
-        for with_modules, beats in ((True, every), (False, every.by_gradient())):
-            _remembered[id(trace), split, stage, with_modules] = (trace, beats)
+        for kind, beats in (
+            ((True, False), every),
+            ((True, True), every.weights_first()),
+            ((False, False), every.by_gradient()),
+        ):
+            _remembered[id(trace.segments), split, stage, *kind] = (trace, beats)
         found = _remembered[key]
     return found[1]
 
 
-_remembered: dict[tuple[int, Split, int, bool], tuple[Trace, Beats]] = {}
+_remembered: dict[tuple[int, Split, int, bool, bool], tuple[Trace, Beats]] = {}
+
+
+def _same_step(one: Trace, other: Trace) -> bool:
+    """Whether they hold the very same step, as those of fp16 and bf16 may."""
+    return one.segments is other.segments and one.units is other.units and one.events is other.events
 
 
 def stage_params(trace: Trace, pp: int, stage: int) -> tuple[Param, ...]:
@@ -168,15 +201,11 @@ def _stage_events(trace: Trace, pp: int, stage: int) -> Iterator[Event]:
 
 def _levels(trace: Trace) -> tuple[list[int], list[int]]:
     """Activations before each event: those that tp leaves whole, and those that it divides."""
-    levels = {ACTIVATION: 0, SPLIT_ACTIVATION: 0}
-    plain, split = [0], [0]
-    for storage, delta in zip(trace.events.storage, trace.events.delta_bytes, strict=True):
-        label = trace.events.label[storage]
-        if label < 0:
-            levels[label] += delta
-        plain.append(levels[ACTIVATION])
-        split.append(levels[SPLIT_ACTIVATION])
-    return plain, split
+    events = trace.events
+    storage, delta = np.asarray(events.storage, np.int64), np.asarray(events.delta_bytes, np.int64)
+    label = np.asarray(events.label, np.int64)[storage]
+    plain, split = (np.cumsum(np.where(label == kind, delta, 0)).tolist() for kind in (ACTIVATION, SPLIT_ACTIVATION))
+    return [0, *plain], [0, *split]
 
 
 def _stage_points(trace: Trace, pp: int, stage: int) -> Iterator[Event]:

@@ -41,7 +41,8 @@ class Rank:
         self.trace, self.plan, self.stage, self.knobs = trace, plan, stage, plan.knobs
         self.books: dict[OptimizerSpec, Ledger] = {}
         split = Split(layout.pp, layout.tp, plan.sequence_parallel, layout.sp)
-        self.beats = beats_of(trace, split, stage, modules=self.sees_modules)
+        first = self.sees_modules and plan.knobs.memory_efficient_linear
+        self.beats = beats_of(trace, split, stage, modules=self.sees_modules, weights_first=first)
         self.params: Sequence[Param] = self.beats.params if self.beats else stage_params(trace, layout.pp, stage)
         self.numels: Sequence[int] = (
             self.beats.numels if self.beats else [local_numel(param, layout.tp) for param in self.params]
