@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from dsplan.reports.answers_text import row_name
@@ -52,21 +52,24 @@ def parse_assertion(text: str) -> Assertion:
     return Assertion(name=name, operator=sign, value=number)
 
 
-def failure(assertion: Assertion, report: Estimate) -> str | None:
-    """Why it does not hold, with the numbers; None where it does. Of the user's own row; without one, of any row.
+def failure(assertion: Assertion, reports: Sequence[Estimate]) -> str | None:
+    """Why it does not hold, with the numbers; None where it does. Of the user's own row by each engine; without one, of any row.
 
     Problem where no row has a value of that name.
     """
-    rows = [report.rows[report.own]] if report.own is not None else list(report.rows)
+    first = reports[0]
+    own = [report.rows[report.own] for report in reports if report.own is not None]
+    rows = own or [row for report in reports for row in report.rows]
     known = [(row, value) for row in rows if (value := _value(assertion, row)) is not None]
     if not known:
-        what = "a kind of GPU in --cluster" if report.cluster.gpu is None else "a sample batch of the model"
+        what = "a kind of GPU in --cluster" if first.cluster.gpu is None else "a sample batch of the model"
         raise Problem(f"--assert: {assertion.name} is not known here; it takes {what}")
-    if any(_OPERATORS[assertion.operator](value, assertion.value) for _, value in known):
+    wrong = [(row, value) for row, value in known if not _OPERATORS[assertion.operator](value, assertion.value)]
+    if not wrong or (not own and len(wrong) < len(known)):
         return None
-    row, value = min(known, key=lambda pair: abs(pair[1] - assertion.value))
+    row, value = min(wrong, key=lambda pair: abs(pair[1] - assertion.value))
     nearest = f"{assertion.name} is {_text(assertion, value)} ({row_name(row.plan)})"
-    return nearest if len(known) == 1 else f"it holds in none of {len(known)} rows; the nearest: {nearest}"
+    return nearest if len(wrong) == 1 else f"it holds in none of {len(wrong)} rows; the nearest: {nearest}"
 
 
 def _text(assertion: Assertion, value: float) -> str:

@@ -242,15 +242,18 @@ def merged(reports: Sequence[Estimate]) -> Estimate:
     )
 
 
-def fits(report: Estimate) -> bool:
-    """Exit code 0: the user's own configuration fits or is tight; without one, any row; true where nothing is known.
+def fits(reports: Sequence[Estimate]) -> bool:
+    """Exit code 0: the user's own configuration fits or is tight, by each engine; without one, any row; true where nothing is known.
 
     Where something was asked, the answers decide: whether there is one; whether every step of the lengths fits.
     """
-    if report.answers or report.lengths:
-        return any_answer(report.answers) and not any(one.micro_batches_over for one in report.lengths)
-    rows = [report.rows[report.own]] if report.own is not None else report.rows
-    return any(row.verdict in ("fits", "tight", "unknown") for row in rows)
+    answers = [answer for report in reports for answer in report.answers]
+    lengths = [answer for report in reports for answer in report.lengths]
+    if answers or lengths:
+        return any_answer(answers) and not any(one.micro_batches_over for one in lengths)
+    own = [report.rows[report.own] for report in reports if report.own is not None]
+    fitting = [row.verdict in ("fits", "tight", "unknown") for row in own or merged(reports).rows]
+    return all(fitting) if own else any(fitting)
 
 
 def read_config_argument(config: str | Mapping[str, Any] | None) -> DsConfig | None:

@@ -12,7 +12,6 @@ from dsplan.schemas.problem import Problem
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from dsplan.planner.settings import Flags
     from dsplan.schemas.cluster import Cluster
 
 
@@ -323,63 +322,3 @@ def defines_of(pairs: list[str] | None) -> dict[str, str]:
         if defines.setdefault(name.strip(), value) != value:
             raise Problem(f"--define {name} is given twice ({defines[name.strip()]} and {value}); keep one")
     return defines
-
-
-def flags_of(
-    zero: str | None,
-    precision: str | None,
-    tp: str | None,
-    pp: str | None,
-    micro_batch: int | None,
-    accumulation: int | None,
-    seq_len: int | None,
-    recompute: RecomputeName | None,
-    offload: OffloadName | None,
-    optimizer: str | None,
-    *,
-    sp: int | None = None,
-    dp_replicate: int | None = None,
-    schedule: str | None = None,
-    sequence_parallel: bool | None = None,
-    built: BuildName | None = None,
-) -> Flags:
-    """What the flags of estimate name. Problem where a list cannot be read."""
-    from dsplan.planner.settings import Flags
-    from dsplan.schemas.units import PRECISIONS
-
-    def numbers(option: str, text: str | None, allowed: range) -> tuple[int, ...] | None:
-        if text is None:
-            return None
-        values = []
-        for part in text.split(","):
-            if not part.strip().isdigit() or int(part) not in allowed:
-                what = "0, 1, 2 or 3" if allowed.stop == 4 else "whole numbers of at least 1"
-                raise Problem(f"{option} {text} cannot be read: {part.strip() or 'nothing'} is not one of {what}")
-            values.append(int(part))
-        return tuple(dict.fromkeys(values))
-
-    precisions = None
-    if precision is not None:
-        precisions = tuple(dict.fromkeys(part.strip().lower() for part in precision.split(",")))
-        for name in precisions:
-            if name not in PRECISIONS:
-                raise Problem(
-                    f"--precision {precision} cannot be read: {name or 'nothing'} is not one of {', '.join(PRECISIONS)}"
-                )
-    return Flags(
-        zero=numbers("--zero", zero, range(4)),
-        precision=precisions,
-        tp=numbers("--tp", tp, range(1, 1 << 20)),
-        pp=numbers("--pp", pp, range(1, 1 << 20)),
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        seq_len=seq_len,
-        recompute=recompute.value if recompute else None,
-        offload=offload.value if offload else None,
-        optimizer=optimizer,
-        sp=sp,
-        dp_replicate=dp_replicate,
-        schedule=schedule,
-        sequence_parallel=sequence_parallel,
-        built=built.value if built else None,
-    )

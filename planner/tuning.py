@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import copy
-import json
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from dsplan.planner import estimating
+from dsplan.planner.candidates import candidates
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting
 from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject, load_subject
 from dsplan.planner.rows import estimate_row, rehearsed_row
 from dsplan.planner.settings import Flags, Settings
 from dsplan.planner.terminal import Told, quiet
+from dsplan.planner.tuned_files import DEFAULT_LEARNING_RATE, plan_file
+from dsplan.schemas.choices import optimizer_named
 from dsplan.schemas.cluster import Cluster, parse_cluster
-from dsplan.schemas.companion import read_companion
-from dsplan.schemas.estimate import ModelFacts, Row
-from dsplan.schemas.layout import Layout
-from dsplan.schemas.plan import Plan, PlanFile
+from dsplan.schemas.companion import Companion, read_companion
+from dsplan.schemas.config import DsConfig
+from dsplan.schemas.estimate import Row
+from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.tuned import Tuned
 
 FREE_KEYS = ("global_batch", "precision")
-OPTIMIZER_TYPES = {
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adagrad": "Adagrad",
-    "lion": "Lion",
-    "sgd": "SGD",
-    "lamb": "Lamb",
-    "muon": "Muon",
-    "adafactor": "Adafactor",
-    "rmsprop": "RMSprop",
-    "adamax": "Adamax",
-    "nadam": "NAdam",
-    "radam": "RAdam",
-    "adadelta": "Adadelta",
-}
-"""As DeepSpeed writes them. Source: deepspeed/runtime/engine.py, _configure_basic_optimizer; torch.optim."""
 LARGEST_MICRO_BATCH = 1024
 """Where the search over micro_batch stops when no global batch bounds it."""
-DEFAULT_LEARNING_RATE = 1e-3
-"""Source: torch.optim.AdamW and deepspeed/ops/adam/fused_adam.py, default of lr."""
-DEFAULT_MOMENTUM = 0.9
-"""For SGD that the arguments say keeps a momentum, without its size. Source: torchvision's reference training scripts."""
 
 
 def tune(
@@ -60,8 +41,7 @@ def tune(
     free: Sequence[str] = (),
     objective: str = "throughput",
     trials: int = 0,
-    engine: str = "native",
-    seq_len: int | None = None,
+    flags: Flags | None = None,
     sets: Mapping[str, str] | None = None,
     script_args: Sequence[str] = (),
     adapting: Adapting = AS_IT_IS,
@@ -71,7 +51,8 @@ def tune(
 ) -> Tuned:
     """The fastest (or smallest) combination of zero_stage, micro_batch, accumulation and recompute that fits.
 
-    Global batch, optimizer, precision, clipping and schedule stay those of the config unless named in `free`.
+    Global batch, optimizer, precision, clipping and schedule stay those of the config unless named in `free` or in flags,
+    which also narrow down what is tried. flags: no more than one engine, and no split; native unless said.
     trials: the K best are rehearsed before the choice. Problem where the cluster's kind is unknown and speed is asked for.
     """
     cluster = (parse_cluster(cluster) if isinstance(cluster, str) else cluster).reserving(reserve_bytes)
@@ -90,21 +71,29 @@ def tune(
         )
     ds_config = estimating.read_config_argument(config)
     companion = read_companion(args) if args else None
-    flags = Flags(zero=(0, 1, 2, 3), tp=(1,), pp=(1,), seq_len=seq_len, engine=engine)  # type: ignore[arg-type]
-    if "precision" in free:
-        flags = replace(flags, precision=("bf16", "fp16", "fp32"))
+    flags = flags or Flags()
+    engine = flags.engine or "native"
+    wide = replace(
+        flags,
+        engine=engine,
+        zero=flags.zero or (0, 1, 2, 3),
+        precision=flags.precision or (("bf16", "fp16", "fp32") if "precision" in free else None),
+        tp=None if ds_config else (1,),
+        pp=None if ds_config else (1,),
+    )
     progress(f"loading {model}")
     subject = load_subject(
         model,
         sets=sets or {},
-        seq_len=seq_len,
+        seq_len=flags.seq_len or (companion.seq_len if companion else None),
         script_args=script_args,
         adapting=adapting,
         trace_timeout_seconds=trace_timeout_seconds,
     )
-    settings = estimating.settle_for(subject, flags, cluster, companion, ds_config, needs_batch=False)
+    settings = estimating.settle_for(subject, wide, cluster, companion, ds_config, needs_batch=False)
+    _keeps_the_optimizer(flags, ds_config.raw if ds_config else subject.config or {}, subject)
     wanted, origin = _global_batch(settings, subject, cluster, global_batch, free)
-    rows, skipped = _rows(subject, settings, cluster, wanted, progress)
+    rows, skipped = _rows(subject, settings, cluster, wanted, flags.recompute, progress)
     ranked = sorted(rows, key=lambda row: _rank(row, objective))
     refused: list[str] = []
     for index in range(min(trials, len(ranked))):
@@ -123,7 +112,8 @@ def tune(
     )
     facts = estimating.model_facts(subject, traced)
     base = ds_config.raw if ds_config else subject.config or {}
-    same, why = _trains_the_same(subject, settings, best, wanted, origin)
+    trained = _precision_before(subject, flags, cluster, companion, ds_config)
+    same, why = _trains_the_same(subject, settings, best, wanted, origin, trained)
     notes = estimating.config_notes(config, ds_config, cluster, engine)
     notes += list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
     if best and not base.get("optimizer") and subject.optimizer is None:
@@ -138,49 +128,13 @@ def tune(
         cluster=cluster,
         engine=settings.engine,
         engine_version=estimating.engine_version(settings.engine),
-        plan=_plan_file(best, facts, cluster, base, subject) if best else None,
+        plan=plan_file(best, facts, cluster, base, subject) if best else None,
         rows=tuple(ranked),
         skipped=skipped,
         same_model=same,
         same_model_why=why,
         notes=tuple(dict.fromkeys((*notes, *refused))),
     )
-
-
-def write(tuned: Tuned, folder: Path) -> None:
-    """plan.json and ds_config.json into the folder, which is made where it is missing."""
-    assert tuned.plan is not None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, value in (("plan.json", tuned.plan.to_json()), ("ds_config.json", tuned.plan.ds_config)):
-            target = folder / name
-            aside = folder / f".{name}.new"
-            aside.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-            aside.replace(target)
-    except OSError as error:
-        raise Problem(f"{error.filename or folder}: cannot be written ({error.strerror})") from error
-
-
-def tuned_config(base: Mapping[str, Any], plan: Plan, *, with_optimizer: bool) -> dict[str, Any]:
-    """The DeepSpeed JSON of a plan: every key that the plan decides is said, all others stay as in `base`."""
-    config: dict[str, Any] = copy.deepcopy(dict(base))
-    config["train_batch_size"] = plan.global_batch
-    config["train_micro_batch_size_per_gpu"] = plan.micro_batch
-    config["gradient_accumulation_steps"] = plan.accumulation
-    for name in ("fp16", "bf16"):  # both said, so that a script's own precision never stays on beside it
-        block = config.get(name)
-        config[name] = {**(block if isinstance(block, dict) else {}), "enabled": plan.precision == name}
-    config.pop("bfloat16", None)
-    zero = config.get("zero_optimization")
-    config["zero_optimization"] = {**(zero if isinstance(zero, dict) else {}), "stage": plan.zero_stage}
-    if with_optimizer and not config.get("optimizer") and plan.optimizer.state_dtype == "fp32":
-        params: dict[str, Any] = {"lr": DEFAULT_LEARNING_RATE}
-        if plan.optimizer.momentum:
-            params["momentum"] = DEFAULT_MOMENTUM
-        config["optimizer"] = {"type": OPTIMIZER_TYPES[plan.optimizer.name], "params": params}
-    own = config.get("dsplan")
-    config["dsplan"] = {**(own if isinstance(own, dict) else {}), "recompute": plan.recompute}
-    return config
 
 
 def _global_batch(
@@ -199,66 +153,94 @@ def _global_batch(
 
 
 def _rows(
-    subject: Subject, settings: Settings, cluster: Cluster, wanted: int | None, progress: Told
+    subject: Subject,
+    settings: Settings,
+    cluster: Cluster,
+    wanted: int | None,
+    recompute_asked: str | None,
+    progress: Told,
 ) -> tuple[list[Row], dict[str, int]]:
+    """Every runnable row, and what was left out. Of a plan's micro-batches none is tried above the first that does not fit."""
+    templates, skipped = _templates(subject, settings, cluster, wanted)
+    policies = (recompute_asked,) if recompute_asked else ("none", "full")
+    recomputes = policies if settings.engine == "native" else (settings.recompute,)
     rows: list[Row] = []
-    skipped: Counter[str] = Counter()
     failed: Problem | None = None
-    dp = cluster.ranks
-    recomputes = ("none", "full") if settings.engine == "native" else (settings.recompute,)
-    batches = _batches(wanted, dp, subject.micro_batch)
-    if not batches:
-        raise Problem(
-            f"global batch {wanted} does not divide over {dp} GPUs"
-            + (f" at the {subject.micro_batch} samples that the script feeds" if subject.micro_batch else "")
-            + "; choose another with --global-batch"
-        )
-    for precision in settings.precision:
-        for recompute in recomputes:
-            wanted_settings = replace(settings, recompute=recompute)
-            open_stages = set(settings.zero)
-            for micro_batch, accumulation in batches:
-                if not open_stages:
-                    skipped["a smaller micro_batch does not fit"] += len(settings.zero)
-                    continue
-                progress(f"estimating {precision}, recompute {recompute}, micro_batch {micro_batch}")
-                try:
-                    traced = estimating.trace_for(subject, wanted_settings, precision, micro_batch)
-                except Problem as problem:  # some models take no batch of one, for example
-                    failed = failed or problem
-                    skipped[f"micro_batch {micro_batch}: {problem}"] += len(settings.zero)
-                    continue
-                if not traced.segments:
-                    raise Problem(
-                        f"{subject.source}: tune needs a sample batch; {traced.notes[0] if traced.notes else ''}"
-                    )
-                for zero_stage in settings.zero:
-                    if zero_stage not in open_stages:
-                        skipped["a smaller micro_batch does not fit"] += 1
-                        continue
-                    plan = Plan(
-                        engine=settings.engine,
-                        layout=Layout(dp_shard=dp),
-                        zero_stage=zero_stage,
-                        precision=precision,
+    for recompute, (precision, dp) in itertools.product(
+        recomputes, dict.fromkeys((plan.precision, plan.layout.dp) for plan in templates)
+    ):
+        wanted_settings = replace(settings, recompute=recompute)
+        still = [plan for plan in templates if (plan.precision, plan.layout.dp) == (precision, dp)]
+        too_large = 0
+        for micro_batch, accumulation in _batches(wanted, dp, subject.micro_batch):
+            if too_large:
+                skipped["a smaller micro_batch does not fit"] += too_large
+            if not still:
+                continue
+            progress(f"estimating {precision}, recompute {recompute}, micro_batch {micro_batch}")
+            try:
+                traced = estimating.trace_for(subject, wanted_settings, precision, micro_batch)
+            except Problem as problem:  # some models take no batch of one, for example
+                failed = failed or problem
+                skipped[f"micro_batch {micro_batch}: {problem}"] += len(still)
+                continue
+            if not traced.segments:
+                raise Problem(f"{subject.source}: tune needs a sample batch; {traced.notes[0] if traced.notes else ''}")
+            found = [
+                estimate_row(
+                    traced,
+                    replace(
+                        plan,
                         micro_batch=micro_batch,
                         accumulation=accumulation,
                         seq_len=traced.seq_len,
                         recompute=recompute,  # type: ignore[arg-type]
-                        offload=settings.offload,  # type: ignore[arg-type]
-                        optimizer=settings.optimizer,
-                        knobs=settings.knobs,
-                    )
-                    row = estimate_row(traced, plan, cluster)
-                    if not row.runnable:
-                        skipped[f"engine {settings.engine} does not carry it out"] += 1
-                        continue
-                    rows.append(row)
-                    if row.verdict == "oom":
-                        open_stages.discard(zero_stage)
+                    ),
+                    cluster,
+                )
+                for plan in still
+            ]
+            for row in found:
+                if not row.runnable:
+                    skipped[
+                        f"engine {settings.engine} does not carry it out: {_what_is_not_carried_out(row.plan)}"
+                    ] += 1
+            rows += [row for row in found if row.runnable]
+            too_large += sum(row.runnable and row.verdict == "oom" for row in found)
+            still = [plan for plan, row in zip(still, found, strict=True) if row.runnable and row.verdict != "oom"]
     if not rows:
         raise failed or Problem(f"nothing can be run: {'; '.join(skipped)}")
     return rows, dict(skipped)
+
+
+def _templates(
+    subject: Subject, settings: Settings, cluster: Cluster, wanted: int | None
+) -> tuple[list[Plan], Counter[str]]:
+    """The plans to try, of which micro_batch, accumulation and recompute are still open, and what was left out."""
+    open_batch = replace(settings, global_batch=None, micro_batch=1, accumulation=1)
+    limit, num_blocks = 1, 1
+    if settings.tp != (1,) or settings.pp != (1,):
+        first = estimating.trace_for(subject, settings, settings.precision[0])
+        limit, num_blocks = first.tp_limit, len(first.blocks)
+    found = candidates(open_batch, cluster, tp_limit=limit, num_blocks=num_blocks)
+    dps = {plan.layout.dp for plan in found.plans}
+    if not any(_batches(wanted, dp, subject.micro_batch) for dp in dps):
+        raise Problem(
+            f"global batch {wanted} does not divide over {max(dps)} GPUs"
+            + (f" at the {subject.micro_batch} samples that the script feeds" if subject.micro_batch else "")
+            + "; choose another with --global-batch"
+        )
+    return list(found.plans), Counter(found.skipped)
+
+
+def _what_is_not_carried_out(plan: Plan) -> str:
+    layout = plan.layout
+    split = layout.tp * layout.pp * layout.sp * layout.dp_replicate > 1
+    return (
+        str(layout)
+        if split
+        else f"optimizer {plan.optimizer.label}, offload {plan.offload}, recompute {plan.recompute}"
+    )
 
 
 def _batches(wanted: int | None, dp: int, fed: int | None) -> list[tuple[int, int]]:
@@ -296,8 +278,42 @@ def _batch_statistics(subject: Subject) -> bool:
     return module is not None and any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
+def _precision_before(
+    subject: Subject, flags: Flags, cluster: Cluster, companion: Companion | None, config: DsConfig | None
+) -> str | None:
+    """What configuration and arguments train in where no flag says otherwise; None where they do not say."""
+    if config is None and not subject.config and companion is None:
+        return None
+    try:
+        told = estimating.settle_for(subject, Flags(engine=flags.engine), cluster, companion, config, needs_batch=False)
+    except Problem:  # an "auto" that only the flag fills
+        return None
+    return told.own_precision
+
+
+def _keeps_the_optimizer(flags: Flags, base: Mapping[str, Any], subject: Subject) -> None:
+    """Problem where --optimizer is not what the configuration or the script trains with, which tune does not change."""
+    if flags.optimizer is None:
+        return
+    if subject.optimizer is not None:
+        raise Problem(
+            f"--optimizer {flags.optimizer}: {subject.source} makes its own ({subject.optimizer.label}), which tune does not change"
+        )
+    block = base.get("optimizer")
+    said = block.get("type") if isinstance(block, Mapping) else None
+    if isinstance(said, str) and optimizer_named(said) != optimizer_named(flags.optimizer):
+        raise Problem(
+            f"--optimizer {flags.optimizer}: the configuration's optimizer.type is {said}, which tune does not change; change it there"
+        )
+
+
 def _trains_the_same(
-    subject: Subject, settings: Settings, best: Row | None, wanted: int | None, origin: str
+    subject: Subject,
+    settings: Settings,
+    best: Row | None,
+    wanted: int | None,
+    origin: str,
+    precision_before: str | None,
 ) -> tuple[bool, str]:
     if best is None:
         return False, "nothing fits"
@@ -307,29 +323,11 @@ def _trains_the_same(
             f"micro_batch is {plan.micro_batch}, not {settings.micro_batch}, and the model has batch normalisation, "
             "whose statistics are over a micro-batch"
         )
-    if settings.own_precision and plan.precision != settings.own_precision and len(settings.precision) > 1:
-        return False, f"precision is {plan.precision}, the configuration's {settings.own_precision}"
+    if precision_before and plan.precision != precision_before:
+        return False, f"precision is {plan.precision}, the configuration's {precision_before}"
     if wanted is None:
         return True, f"global batch {plan.global_batch} ({origin}); precision {plan.precision}"
     return (
         True,
         f"global batch {plan.global_batch} (from {origin}), precision {plan.precision}, optimizer, clipping and schedule stay",
-    )
-
-
-def _plan_file(row: Row, facts: ModelFacts, cluster: Cluster, base: Mapping[str, Any], subject: Subject) -> PlanFile:
-    plan = row.plan
-    return PlanFile(
-        model={"source": facts.source, "params": facts.params, "shapes_sha256": facts.shapes_sha256},
-        cluster=cluster.to_json(),
-        engine=plan.engine,
-        layout=plan.layout,
-        zero_stage=plan.zero_stage,
-        precision=plan.precision,
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
-        recompute=plan.recompute,
-        offload=plan.offload,
-        ds_config=tuned_config(base, plan, with_optimizer=subject.optimizer is None),
-        predicted=row.to_json(),
     )

@@ -9,10 +9,8 @@ import typer
 from dsplan.planner.options import (
     QUESTIONS_GROUP,
     REPORT_GROUP,
-    VARIED_GROUP,
     ArgsOption,
     AttentionOption,
-    BuildName,
     ClusterOption,
     EngineChoice,
     EstimateFormat,
@@ -22,28 +20,40 @@ from dsplan.planner.options import (
     LoraOption,
     LossOption,
     Most,
-    OffloadName,
     PackedOption,
     QuantizeOption,
-    RecomputeName,
     ReserveOption,
     SetOption,
     TraceTimeoutOption,
     WorldSizeOption,
     cluster_of,
-    flags_of,
     reserve_of,
     sets_of,
     this_machine,
     timeout_of,
     value_of,
 )
+from dsplan.planner.plan_options import (
+    AccumulationOption,
+    BuildOption,
+    DpReplicateOption,
+    MicroBatchOption,
+    OffloadOption,
+    OptimizerOption,
+    PpOption,
+    PrecisionOption,
+    RecomputeOption,
+    ScheduleOption,
+    SeqLenOption,
+    SequenceParallelOption,
+    SpOption,
+    TpOption,
+    ZeroOption,
+    flags_of,
+    varied,
+)
 from dsplan.planner.terminal import CLEAN, FOUND, error, note, progress
 from dsplan.schemas.answers import Questions
-
-
-def _varied(name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=VARIED_GROUP, **more)
 
 
 def _question(name: str, help: str, **more: Any) -> Any:
@@ -57,38 +67,24 @@ def _report(name: str, help: str, **more: Any) -> Any:
 def estimate(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="model.py[:NAME], a training script, or a HF config.json or folder.")],
-    config: Annotated[str | None, _varied("--config", "Your DeepSpeed JSON: its row comes first and decides.")] = None,
+    config: Annotated[str | None, varied("--config", "Your DeepSpeed JSON: its row comes first and decides.")] = None,
     args: ArgsOption = None,
-    zero: Annotated[str | None, _varied("--zero", "ZeRO stages, by comma: 0,1,2,3.")] = None,
-    precision: Annotated[str | None, _varied("--precision", "fp32,fp16,bf16.")] = None,
-    tp: Annotated[str | None, _varied("--tp", "Tensor-parallel degrees, by comma.")] = None,
-    pp: Annotated[str | None, _varied("--pp", "Pipeline-parallel degrees, by comma.")] = None,
-    micro_batch: Annotated[int | None, _varied("--micro-batch", "Samples per GPU per forward.", min=1)] = None,
-    accumulation: Annotated[int | None, _varied("--accumulation", "Micro-batches per step.", min=1)] = None,
-    seq_len: Annotated[int | None, _varied("--seq-len", "Tokens per sample.", min=1)] = None,
-    recompute: Annotated[
-        RecomputeName | None, _varied("--recompute", "Activation checkpointing: of each block, or of attention alone.")
-    ] = None,
-    offload: Annotated[OffloadName | None, _varied("--offload", "What lives on the host.")] = None,
-    optimizer: Annotated[str | None, _varied("--optimizer", "adamw, sgd, adamw-8bit, ...")] = None,
-    sp: Annotated[int | None, _varied("--sp", "GPUs that share each sequence (Ulysses).", min=1)] = None,
-    dp_replicate: Annotated[
-        int | None, _varied("--dp-replicate", "Copies of the shards: hybrid sharding.", min=1)
-    ] = None,
-    schedule: Annotated[
-        str | None, _varied("--schedule", "Of a pipeline: 1f1b, gpipe, interleaved:N.", metavar="NAME")
-    ] = None,
-    sequence_parallel: Annotated[
-        bool | None,
-        _varied("--sequence-parallel/--no-sequence-parallel", "With tp: what it leaves whole is split too."),
-    ] = None,
-    build: Annotated[
-        BuildName | None,
-        _varied(
-            "--build", "Where the script makes the model: whole on each rank's host, or in shards (meta, zero.Init)."
-        ),
-    ] = None,
-    engine: Annotated[EngineChoice | None, _varied("--engine", "deepspeed with --config, else native.")] = None,
+    zero: ZeroOption = None,
+    precision: PrecisionOption = None,
+    tp: TpOption = None,
+    pp: PpOption = None,
+    micro_batch: MicroBatchOption = None,
+    accumulation: AccumulationOption = None,
+    seq_len: SeqLenOption = None,
+    recompute: RecomputeOption = None,
+    offload: OffloadOption = None,
+    optimizer: OptimizerOption = None,
+    sp: SpOption = None,
+    dp_replicate: DpReplicateOption = None,
+    schedule: ScheduleOption = None,
+    sequence_parallel: SequenceParallelOption = None,
+    build: BuildOption = None,
+    engine: Annotated[EngineChoice | None, varied("--engine", "deepspeed with --config, else native.")] = None,
     cluster: ClusterOption = None,
     world_size: WorldSizeOption = None,
     reserve: ReserveOption = None,
@@ -111,9 +107,11 @@ def estimate(
         str | None,
         _question("--lengths", "Sequence lengths, one a line: the worst batch, and the steps over.", metavar="FILE"),
     ] = None,
-    expression: Annotated[
-        str | None,
-        _question("--assert", "'device_bytes <= 72GiB': exit 1 where it does not hold.", metavar="EXPR"),
+    expressions: Annotated[
+        list[str] | None,
+        _question(
+            "--assert", "'device_bytes <= 72GiB': exit 1 where it does not hold. Repeat it: all must.", metavar="EXPR"
+        ),
     ] = None,
     rehearse: Annotated[
         bool, _question("--rehearse", "Confirm the rows shown by running the engine on fake tensors.")
@@ -134,7 +132,7 @@ def estimate(
     from dsplan.planner.asserting import failure, parse_assertion
     from dsplan.planner.models.adapting import adapting_of
 
-    assertion = parse_assertion(expression) if expression is not None else None
+    assertions = {text: parse_assertion(text) for text in expressions or ()}
     questions = Questions(
         most=tuple(dict.fromkeys(value.value for value in most or ())),
         fewest_gpus=fewest is not None,
@@ -157,16 +155,16 @@ def estimate(
         "questions": questions,
     }
     flags = flags_of(
-        zero,
-        precision,
-        tp,
-        pp,
-        micro_batch,
-        accumulation,
-        seq_len,
-        recompute,
-        offload,
-        optimizer,
+        zero=zero,
+        precision=precision,
+        tp=tp,
+        pp=pp,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        seq_len=seq_len,
+        recompute=recompute,
+        offload=offload,
+        optimizer=optimizer,
         sp=sp,
         dp_replicate=dp_replicate,
         schedule=schedule,
@@ -194,8 +192,7 @@ def estimate(
         typer.echo(
             "\n\n".join(estimate_table.as_text(one, everything=everything, formulas=formulas) for one in reports)
         )
-    failed = failure(assertion, report) if assertion else None
-    if failed is not None:
-        error(f"--assert {expression!r} does not hold: {failed}")
-        raise typer.Exit(FOUND)
-    raise typer.Exit(CLEAN if estimating.fits(report) else FOUND)
+    failed = {text: said for text, one in assertions.items() if (said := failure(one, reports)) is not None}
+    for text, said in failed.items():
+        error(f"--assert {text!r} does not hold: {said}")
+    raise typer.Exit(FOUND if failed or not estimating.fits(reports) else CLEAN)

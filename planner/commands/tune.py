@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from dsplan.planner.options import (
     REPORT_GROUP,
-    VARIED_GROUP,
     ArgsOption,
     AttentionOption,
     ClusterOption,
     EngineName,
+    ExpandableOption,
     FreezeOption,
     LoraOption,
     LossOption,
@@ -30,6 +31,17 @@ from dsplan.planner.options import (
     timeout_of,
     value_of,
 )
+from dsplan.planner.plan_options import (
+    BuildOption,
+    OffloadOption,
+    OptimizerOption,
+    PrecisionOption,
+    RecomputeOption,
+    SeqLenOption,
+    ZeroOption,
+    flags_of,
+    varied,
+)
 from dsplan.planner.terminal import CLEAN, FOUND, note, progress
 from dsplan.schemas.problem import Problem
 
@@ -37,36 +49,31 @@ from dsplan.schemas.problem import Problem
 def tune(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="As for estimate.")],
-    cluster: ClusterOption = None,
-    world_size: WorldSizeOption = None,
-    config: Annotated[
-        str | None,
-        typer.Option("--config", help="Your DeepSpeed JSON: what it says stays.", rich_help_panel=VARIED_GROUP),
-    ] = None,
+    config: Annotated[str | None, varied("--config", "Your DeepSpeed JSON: what it says stays.")] = None,
     args: ArgsOption = None,
-    global_batch: Annotated[
-        int | None, typer.Option("--global-batch", min=1, help="Samples per step.", rich_help_panel=VARIED_GROUP)
-    ] = None,
+    global_batch: Annotated[int | None, varied("--global-batch", "Samples per step.", min=1)] = None,
     free: Annotated[
         str | None,
-        typer.Option(
+        varied(
             "--free",
-            help="What may change although the config says it, by comma: global_batch, precision.",
-            rich_help_panel=VARIED_GROUP,
+            "What may change although the config says it, by comma: global_batch, precision.",
+            metavar="NAMES",
         ),
     ] = None,
-    objective: Annotated[
-        Objective, typer.Option("--objective", help="What is best.", rich_help_panel=VARIED_GROUP)
-    ] = Objective.throughput,
-    trials: Annotated[
-        int, typer.Option("--trials", min=0, help="Rehearse the K best before choosing.", rich_help_panel=VARIED_GROUP)
-    ] = 0,
-    engine: Annotated[
-        EngineName | None, typer.Option("--engine", help="native unless said.", rich_help_panel=VARIED_GROUP)
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", min=1, help="Tokens per sample.", rich_help_panel=VARIED_GROUP)
-    ] = None,
+    objective: Annotated[Objective, varied("--objective", "What is best.")] = Objective.throughput,
+    trials: Annotated[int, varied("--trials", "Rehearse the K best before choosing.", min=0, metavar="K")] = 0,
+    zero: ZeroOption = None,
+    precision: PrecisionOption = None,
+    seq_len: SeqLenOption = None,
+    recompute: RecomputeOption = None,
+    offload: OffloadOption = None,
+    optimizer: OptimizerOption = None,
+    build: BuildOption = None,
+    engine: Annotated[EngineName | None, varied("--engine", "native unless said.")] = None,
+    cluster: ClusterOption = None,
+    world_size: WorldSizeOption = None,
+    reserve: ReserveOption = None,
+    expandable_segments: ExpandableOption = False,
     sets: SetOption = None,
     lora: LoraOption = None,
     quantize: QuantizeOption = None,
@@ -75,7 +82,6 @@ def tune(
     attention: AttentionOption = None,
     packed: PackedOption = False,
     trace_timeout: TraceTimeoutOption = None,
-    reserve: ReserveOption = None,
     output: Annotated[
         Path,
         typer.Option("-o", "--output", help="Folder for plan.json and ds_config.json.", rich_help_panel=REPORT_GROUP),
@@ -84,27 +90,40 @@ def tune(
         TextOrJson, typer.Option("--format", help="What stdout holds.", rich_help_panel=REPORT_GROUP)
     ] = TextOrJson.text,
 ) -> None:
-    """Which configuration is best? Writes plan.json and ds_config.json. Exit 1 where nothing fits."""
+    """Which configuration is best? Writes plan.json and ds_config.json.
+
+    Tried are ZeRO stages, micro-batches and recompute, or those of them that an option names. Exit 0 something fits, 1
+    nothing does, 2 could not run.
+    """
     from dsplan.planner.models.adapting import adapting_of
 
     adapting = adapting_of(lora, value_of(quantize), freeze, loss, value_of(attention), packed)
     chosen = cluster_of(cluster, world_size)
     if chosen is None:
         raise Problem("tune needs --cluster, for example --cluster 8xH100-80GB")
+    flags = flags_of(
+        zero=zero,
+        precision=precision,
+        seq_len=seq_len,
+        recompute=recompute,
+        offload=offload,
+        optimizer=optimizer,
+        built=build,
+    )
+    flags = replace(flags, engine=engine.value if engine else "native")
     with progress() as told:
-        from dsplan.planner import tuning
+        from dsplan.planner import tuned_files, tuning
 
         tuned = tuning.tune(
             model,
-            cluster=chosen,
+            cluster=replace(chosen, expandable_segments=expandable_segments),
             config=config,
             args=args,
             global_batch=global_batch,
             free=tuple(part.strip() for part in free.split(",")) if free else (),
             objective=objective.value,
             trials=trials,
-            engine=engine.value if engine else "native",
-            seq_len=seq_len,
+            flags=flags,
             sets=sets_of(sets),
             script_args=context.args,
             adapting=adapting,
@@ -115,7 +134,7 @@ def tune(
     for text in tuned.notes:
         note(text)
     if tuned.plan is not None:
-        tuning.write(tuned, output)
+        tuned_files.write(tuned, output)
     from dsplan.reports import tune_table
 
     typer.echo(tune_table.as_json(tuned) if format is TextOrJson.json else tune_table.as_text(tuned, output))

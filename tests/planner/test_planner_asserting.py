@@ -44,23 +44,31 @@ def report(*values: float | None, own: int | None = None, gpu: str | None = "A10
 def test_every_field_can_be_asked_for(name: str) -> None:
     limit = "3GiB" if name in MEMORY else str(3 * GIB)
     for sign, true in (("<=", True), (">=", True), ("==", True), ("<", False), (">", False)):
-        assert (failure(parse_assertion(f"{name} {sign} {limit}"), report(3 * GIB)) is None) == true
+        assert (failure(parse_assertion(f"{name} {sign} {limit}"), [report(3 * GIB)]) is None) == true
 
 
 def test_what_fails_is_said_with_its_value() -> None:
     assert (
-        failure(parse_assertion("device_bytes<=2GiB"), report(3 * GIB)) == "device_bytes is 3 GiB (zero 0, bf16, dp 2)"
+        failure(parse_assertion("device_bytes<=2GiB"), [report(3 * GIB)])
+        == "device_bytes is 3 GiB (zero 0, bf16, dp 2)"
     )
 
 
 def test_the_users_own_row_decides_alone() -> None:
     assertion = parse_assertion("device_bytes <= 2GiB")
-    assert failure(assertion, report(3 * GIB, GIB)) is None
-    assert failure(assertion, report(3 * GIB, GIB, own=0)) is not None
+    assert failure(assertion, [report(3 * GIB, GIB)]) is None
+    assert failure(assertion, [report(3 * GIB, GIB, own=0)]) is not None
+
+
+def test_by_two_engines_the_users_own_row_must_hold_for_both() -> None:
+    assertion = parse_assertion("device_bytes <= 2GiB")
+    assert failure(assertion, [report(GIB, own=0), report(3 * GIB, own=0)]) is not None
+    assert failure(assertion, [report(GIB, own=0), report(2 * GIB, own=0)]) is None
+    assert failure(assertion, [report(3 * GIB), report(GIB)]) is None  # of any row, whose ever
 
 
 def test_of_several_rows_the_nearest_is_named() -> None:
-    said = failure(parse_assertion("device_bytes <= 2GiB"), report(5 * GIB, 3 * GIB, None))
+    said = failure(parse_assertion("device_bytes <= 2GiB"), [report(5 * GIB, 3 * GIB, None)])
     assert said == "it holds in none of 2 rows; the nearest: device_bytes is 3 GiB (zero 1, bf16, dp 2)"
 
 
@@ -87,6 +95,6 @@ def test_what_cannot_be_read_is_one_line(text: str, words: str) -> None:
 
 def test_a_value_that_nobody_knows_names_what_it_takes() -> None:
     with pytest.raises(Problem, match="a kind of GPU in --cluster"):
-        failure(parse_assertion("step_seconds <= 1"), report(None, gpu=None))
+        failure(parse_assertion("step_seconds <= 1"), [report(None, gpu=None)])
     with pytest.raises(Problem, match="a sample batch"):
-        failure(parse_assertion("step_seconds <= 1"), report(None))
+        failure(parse_assertion("step_seconds <= 1"), [report(None)])

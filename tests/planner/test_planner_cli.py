@@ -238,10 +238,59 @@ def test_tune_writes_the_optimizer_that_the_arguments_name(tmp_path: Path) -> No
     assert "takes adagrad" in done.err
 
 
+TUNED = (GPT, *SMALL, "--seq-len", "32", "--cluster", "2xT4", "--global-batch", "4")
+
+
+def test_flags_narrow_down_what_tune_tries(tmp_path: Path) -> None:
+    """And what a flag says stands in the files that are written, whatever the configuration said."""
+    config = tmp_path / "ds_config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "train_batch_size": 4,
+                "bf16": {"enabled": True},
+                "zero_optimization": {"stage": 0, "offload_param": {"device": "cpu"}},
+            }
+        )
+    )
+    flags = ("--zero", "1,3", "--precision", "fp16", "--recompute", "full", "--build", "meta", "--offload", "optimizer")
+    asked = ("--engine", "deepspeed", "--config", str(config), *flags)
+    done = dsplan("tune", *TUNED, *asked, "--format", "json", "-o", str(tmp_path))
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    tried = {(row["zero_stage"], row["precision"], row["recompute"], row["offload"]) for row in told["rows"]}
+    assert tried == {(1, "fp16", "full", "optimizer"), (3, "fp16", "full", "optimizer")}
+    assert (told["same_model"], told["same_model_why"]) == (False, "precision is fp16, the configuration's bf16")
+    written = json.loads((tmp_path / "ds_config.json").read_text())
+    assert written["zero_optimization"] == {
+        "stage": told["rows"][0]["zero_stage"],
+        "offload_optimizer": {"device": "cpu"},
+    }
+
+
+def test_what_is_not_offloaded_stays_so_at_any_stage_that_tune_chooses(tmp_path: Path) -> None:
+    """An offload block has no effect at stage 0; at the chosen stage it would have."""
+    config = tmp_path / "ds_config.json"
+    idle = {"stage": 0, "offload_optimizer": {"device": "cpu"}}
+    config.write_text(json.dumps({"train_batch_size": 4, "bf16": {"enabled": True}, "zero_optimization": idle}))
+    done = dsplan("tune", *TUNED, "--config", str(config), "--zero", "2", "--format", "json", "-o", str(tmp_path))
+    assert done.code == 0, done.err
+    assert {row["offload"] for row in json.loads(done.out)["rows"]} == {"none"}
+    assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"] == {"stage": 2}
+
+
+def test_a_split_that_the_engine_does_not_carry_out_is_not_left_out_of_the_numbers(tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text(json.dumps({"train_batch_size": 4, "dsplan": {"pipeline_stages": 2}}))
+    refused(dsplan("tune", *TUNED, "--config", str(config), "--zero", "0"), "does not carry it out", "pp 2")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ((), ("--cluster",)),
+        (("--cluster", "2xT4", "--optimizer", "lion", "--config", "CONFIG"), ("--optimizer lion", "AdamW")),
+        (("--cluster", "2xT4", "--zero", "2", "--offload", "param"), ("offload param", "zero below 3")),
         (("--cluster", "8"), ("unknown kind", "8xA100-80GB")),
         (("--cluster", "2xT4", "--free", "everything"), ("everything", "global_batch")),
         (("--cluster", "2xT4", "--free", "optimizer"), ("--free optimizer", "--args")),
@@ -249,6 +298,7 @@ def test_tune_writes_the_optimizer_that_the_arguments_name(tmp_path: Path) -> No
     ],
 )
 def test_what_tune_cannot_do_is_one_line(options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    options = tuple(option.replace("CONFIG", str(ROOT / "examples/ds_config.json")) for option in options)
     refused(dsplan("tune", GPT, *SMALL, "--seq-len", "32", *options), *words)
 
 
