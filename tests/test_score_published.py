@@ -170,6 +170,20 @@ def test_what_the_global_batch_leaves_is_accumulation_or_micro_batch():
     assert (told.micro_batch, told.accumulation) == (2, 256)
 
 
+@pytest.mark.parametrize(
+    ("said", "sp", "split"),
+    [
+        ({"sp": "4"}, 4, False),
+        ({"sp": "true", "tp": "2", "framework": "Megatron-DeepSpeed", "zero_stage": "1"}, 1, True),
+        ({"tp": "2", "framework": "torchtitan (FSDP2)"}, 1, True),
+        ({"tp": "2"}, 1, False),
+    ],
+)
+def test_the_sequence_is_split_by_ulysses_or_beside_tp(said, sp, split):
+    plan = run_of(row(**said)).plan
+    assert (plan.layout.sp, plan.layout.ranks, plan.sequence_parallel) == (sp, 8, split)
+
+
 def test_a_file_may_lack_columns():
     needed = (
         "row_id",

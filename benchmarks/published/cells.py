@@ -14,7 +14,7 @@ Kind = Literal["allocated", "reserved", "device"]
 
 COLUMNS = (
     "row_id", "model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "micro_batch", "grad_accum",
-    "global_batch", "gpus", "gpu_type", "gpu_mem_gb", "framework", "method", "zero_stage", "sharding", "dp", "tp", "pp", "cp",
+    "global_batch", "gpus", "gpu_type", "gpu_mem_gb", "framework", "method", "zero_stage", "sharding", "dp", "tp", "sp", "pp", "cp",
     "ep", "precision", "act_ckpt", "attn", "compile", "offload", "optimizer", "mem_value", "mem_unit", "mem_kind", "mem_scope",
     "outcome", "kind", "notes", "source",
 )  # fmt: skip

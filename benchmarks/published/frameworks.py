@@ -32,6 +32,8 @@ class Framework:
     """What it calls peak memory, where a row says no more than that."""
     selective: bool = False
     """Its selective recompute is described in networks.py."""
+    sequence_parallel: bool = False
+    """With tp it always splits the sequence between the parts that tp splits."""
     chunked_loss: bool = False
     """Head and loss go over eight chunks of the sequence; embedding and head are sharded on their own."""
 
@@ -57,7 +59,15 @@ FRAMEWORKS = (
         shifted_loss=True,
     ),
     Framework(_DEEPSPEED, "deepspeed", "hf", "fused", "deepspeed/runtime/engine.py: FusedAdam", shifted_loss=True),
-    Framework(r"torch ?titan", "native", "fused", "fused", "torchtitan/components/optimizer.py", selective=True),
+    Framework(
+        r"torch ?titan",
+        "native",
+        "fused",
+        "fused",
+        "torchtitan/components/optimizer.py; models/llama3/parallelize.py, apply_tp: SequenceParallel",
+        selective=True,
+        sequence_parallel=True,
+    ),
     Framework(r"llm ?foundry|composer|mosaic", "native", "fused", "foreach", "torch AdamW by default"),
     Framework(
         r"torch ?tune",

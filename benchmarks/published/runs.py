@@ -119,6 +119,7 @@ def run_of(row: Mapping[str, str]) -> Run:
         offload=_offload(row),
         optimizer=_optimizer(row, framework),
         knobs=_knobs(row, architecture),
+        sequence_parallel=_sequence_parallel(row, framework, layout),
         built="meta" if engine == "native" or _zero_init(row) else "host",
     )
     sharded = zero_stage >= 2
@@ -173,13 +174,20 @@ def _precision(row: Mapping[str, str]) -> str:
 def _layout(row: Mapping[str, str]) -> tuple[Layout, int]:
     ranks = number(row, "gpus", 1)
     tp, pp, cp, ep = (number(row, name, 1) for name in ("tp", "pp", "cp", "ep"))
+    sp = whole(row["sp"]) or 1
     if cp > 1 or ep > 1:
         raise Unmapped("context or expert parallel")
     if "device_map" in row["sharding"]:
         raise Unmapped("layers spread over GPUs without data parallel")
-    if ranks % (tp * pp):
-        raise Unmapped("tp x pp does not divide the GPUs")
-    return Layout(dp_shard=ranks // (tp * pp), tp=tp, pp=pp), ranks
+    if ranks % (tp * pp * sp):
+        raise Unmapped("tp x pp x sp does not divide the GPUs")
+    return Layout(dp_shard=ranks // (tp * pp * sp), tp=tp, pp=pp, sp=sp), ranks
+
+
+def _sequence_parallel(row: Mapping[str, str], framework: Framework, layout: Layout) -> bool:
+    """Megatron's: "true", or "reduce-scatter", in the column whose numbers are degrees of Ulysses'."""
+    said = re.search(r"true|yes|on\b|reduce.?scatter|megatron", row["sp"].lower()) is not None
+    return layout.tp > 1 and (said or framework.sequence_parallel)
 
 
 def _zero_stage(row: Mapping[str, str]) -> int:
