@@ -17,6 +17,7 @@ from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.ledger import CATEGORIES, Category, Collective, Ledger, Level, MemoryItem, Moment, Phase
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class CountingTracker(StorageTracker):  # type: ignore[no-untyped-call]
         super().__init__(on_growth)
         self.collectives: dict[str, tuple[int, int]] = {}
         self.inside_backend = False
-        """While true, storages that come up are a backend's own."""
+        """While true, storages that come up are a backend's own, or stand for shapes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
@@ -240,7 +241,8 @@ class StepWatch:
         self._wrap("unshard", "gathered_params")
         self._wrap("wait_for_unshard", "gathered_params", before=self._name_unit)
         self._wrap("post_backward", "buckets", after=self._name_gradients)
-        self._close_eyes_in_reduce_scatter()
+        self._close_eyes_in(DefaultReduceScatter, "__call__")
+        self._close_eyes_in(ShardingPropagator, "_propagate_tensor_meta_non_cached")
 
     def _wrap(
         self,
@@ -268,20 +270,24 @@ class StepWatch:
         setattr(FSDPParamGroup, method, wrapped)
         self._undo.append(lambda: setattr(FSDPParamGroup, method, original))
 
-    def _close_eyes_in_reduce_scatter(self) -> None:
-        """gloo's copy of the input comes up only as its parts are copied out, after the collective, in wait()."""
-        original, tracker = DefaultReduceScatter.__call__, self.tracker
+    def _close_eyes_in(self, owner: Any, method: str) -> None:
+        """What comes up in that method takes no memory of the step's.
+
+        In reduce-scatter gloo's copy of the input comes up only as its parts are copied out, after the collective, in wait().
+        DTensor asks fake tensors of whole size what shape an operator gives, the first time that it meets it.
+        """
+        original, tracker = getattr(owner, method), self.tracker
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            tracker.inside_backend = True
+            outer, tracker.inside_backend = tracker.inside_backend, True
             try:
                 return original(*args, **kwargs)
             finally:
-                tracker.inside_backend = False
+                tracker.inside_backend = outer
 
-        setattr(DefaultReduceScatter, "__call__", wrapped)  # noqa: B010
-        self._undo.append(lambda: setattr(DefaultReduceScatter, "__call__", original))
+        setattr(owner, method, wrapped)
+        self._undo.append(lambda: setattr(owner, method, original))
 
     def _name_unit(self, group: FSDPParamGroup) -> None:
         self._unit = group._module_fqn or "the root"

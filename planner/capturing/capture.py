@@ -108,9 +108,9 @@ def run_script(subject: ScriptSubject, request: dict[str, Any]) -> Capture:
 
 
 def answer_of(
-    subject: ScriptSubject, request: dict[str, Any], child: str = "capturing.capture_child", until: str = BACKWARD
+    subject: ScriptSubject, request: dict[str, Any], by: str = "capturing.capture_child", until: str = BACKWARD
 ) -> dict[str, Any]:
-    """What a run of the script in a child answers; Problem where it does not. child: the module whose main() runs it, until what.
+    """What a run of the script in a child answers; Problem where it does not. by: the module whose main() runs it, until what.
 
     What the script prints is kept out of our stdout; what it writes goes to a temporary folder.
     """
@@ -126,7 +126,7 @@ def answer_of(
             "folder": folder,
             "parent_pid": os.getpid(),
         }
-        command = [sys.executable, "-c", START % child, json.dumps(full), *subject.script_args]
+        command = [sys.executable, "-c", START % by, json.dumps(full), *subject.script_args]
         with _ended_by_sigterm():
             child = subprocess.Popen(
                 command,

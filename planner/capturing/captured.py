@@ -235,7 +235,7 @@ class Engine(nn.Module):
             return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape) if isinstance(leaf, FakeTensor) else leaf
 
         resize = Resize(self._mode, None, None)
-        values = NormalValues()  # type: ignore[no-untyped-call]
+        values = NormalValues()
         with resize, self._mode, GpuKernels(), values:
             output = tree_map(self._cast, resize.convert(given)).feed(self.module)
         return tree_map(hollow, output)

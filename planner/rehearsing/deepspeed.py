@@ -61,7 +61,7 @@ def refuse(subject: Subject, plan: Plan) -> None:
         raise Problem(
             f"{subject.source}: rehearsal needs a batch; add sample_batch(micro_batch, seq_len) to the model file"
         )
-    for name in ("tp", "pp", "sp"):
+    for name in ("tp", "pp", "sp", "dp_replicate"):
         if getattr(plan.layout, name) > 1:
             raise Problem(
                 f"rehearsal of deepspeed with {name} {getattr(plan.layout, name)} is not available yet{STANDS}"

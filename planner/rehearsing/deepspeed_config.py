@@ -113,6 +113,8 @@ def _zero(plan: Plan, user: Any) -> dict[str, Any]:
         "round_robin_gradients": knobs.round_robin_gradients,
         "memory_efficient_linear": knobs.memory_efficient_linear,
     }
+    if knobs.hpz_partition_size > 1:
+        zero["zero_hpz_partition_size"] = knobs.hpz_partition_size
     if knobs.overlap_comm is not None:
         zero["overlap_comm"] = knobs.overlap_comm
     wanted = {"none": (), "optimizer": ("offload_optimizer",), "param": ("offload_optimizer", "offload_param")}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from dsplan.planner.rehearsing.rehearsal import Recording, Rehearsal
-from dsplan.planner.tracing.kernels import normal_value
+from dsplan.planner.tracing.kernels import OF_ENGINES, normal_value
 from dsplan.runtime.storages import StorageTracker
 from dsplan.runtime.watching import COLLECTIVES, WHY
 from dsplan.schemas.ledger import CATEGORIES, Collective, Ledger, MemoryItem, Moment, Phase
@@ -39,7 +39,7 @@ class PlacedTracker(StorageTracker):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:  # half of all calls
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if func is torch.ops.aten._local_scalar_dense.default:
-            return normal_value(args[0])
+            return normal_value(args[0], OF_ENGINES)
         if func.namespace == "c10d" and self.phase is not None:
             self._count(func, args, kwargs)
         result = func(*args, **(kwargs or {}))

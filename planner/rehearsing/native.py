@@ -20,7 +20,7 @@ from dsplan.planner.rehearsing.modes import Kernels
 from dsplan.planner.rehearsing.optimizers import torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES, Recording, Rehearsal
 from dsplan.planner.rehearsing.scripts import rehearse_script
-from dsplan.planner.tracing.kernels import NormalValues
+from dsplan.planner.tracing.kernels import OF_ENGINES, NormalValues
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
@@ -59,7 +59,7 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
     with fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
-        with user_code(subject.file, "the model raised"), mode, NormalValues(), Kernels():  # type: ignore[no-untyped-call]
+        with user_code(subject.file, "the model raised"), mode, NormalValues(OF_ENGINES), Kernels():
             engine, *_ = initialize(
                 model=model, optimizer=torch_optimizer(on_shards(plan.optimizer)), config=config_of(plan, accumulation)
             )

@@ -14,7 +14,7 @@ from dsplan.planner.rehearsing.modes import Kernels
 from dsplan.planner.rehearsing.optimizers import torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import Rehearsal
 from dsplan.planner.rehearsing.scripts import Order
-from dsplan.planner.tracing.kernels import NormalValues
+from dsplan.planner.tracing.kernels import OF_ENGINES, NormalValues
 from dsplan.schemas.choices import OptimizerSpec
 from dsplan.schemas.optimizer import on_shards
 from torch import nn
@@ -35,7 +35,7 @@ def carry_native(
     from dsplan.runtime.initializing import initialize
 
     plan = order.plan
-    for context in (fake_ranks(plan.layout.ranks), mode, NormalValues(), Kernels()):  # type: ignore[no-untyped-call]
+    for context in (fake_ranks(plan.layout.ranks), mode, NormalValues(OF_ENGINES), Kernels()):
         stack.enter_context(context)
     own = client is not None and spec in (None, plan.optimizer)
     engine, *_ = initialize(

@@ -103,7 +103,7 @@ class _RehearsedEngine(Engine):
         self._called = True
         return inputs.feed(carrier.engine)
 
-    def backward(self, loss: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def backward(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
         check_backward(self._recording.source, loss, called=self._called)
         carrier = self._carrier[0]
         self._call.close()
@@ -112,7 +112,6 @@ class _RehearsedEngine(Engine):
         self._called, self._backed = False, True
         self._rehearsing.micro_batches += 1
         self._suspend()
-        return loss
 
     def step(self, *_: Any, **__: Any) -> None:
         if not self._backed:
@@ -161,7 +160,7 @@ class _RehearsedEngine(Engine):
     def _suspend(self) -> None:
         """Until the next call: no mode but one that answers what is asked of tensors without values."""
         self._between.enter_context(_disable_current_modes())
-        self._between.enter_context(NormalValues())  # type: ignore[no-untyped-call]
+        self._between.enter_context(NormalValues())
 
     def _resume(self) -> None:
         self._between.close()

@@ -101,15 +101,23 @@ class _FusedRmsNorm(torch.autograd.Function):
         )
 
 
-def normal_value(tensor: torch.Tensor) -> bool | int | float:
+OF_ENGINES = 0.5
+"""What an engine reads: a finite norm, a step, a product of decays, by whose distance to 1 NAdam divides."""
+
+
+def normal_value(tensor: torch.Tensor, number: float = 1.0) -> bool | int | float:
     """What `.item()` says, since fake tensors hold no values: finite, no overflow."""
     if tensor.dtype is torch.bool:
         return False
-    return 1.0 if tensor.is_floating_point() else 0
+    return number if tensor.is_floating_point() else 0
 
 
 class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers `.item()` of tensors without values with a normal step's value: a finite norm, no overflow."""
+
+    def __init__(self, number: float = 1.0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._number = number
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -121,7 +129,7 @@ class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its local operations come back here
         if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_meta or isinstance(args[0], FakeTensor)):
-            return normal_value(args[0])
+            return normal_value(args[0], self._number)
         return func(*args, **(kwargs or {}))
 
 
