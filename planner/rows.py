@@ -99,6 +99,7 @@ def stage_rows(traced: Trace, plan: Plan, cluster: Cluster) -> tuple[StageRow, .
                 memory=memory,
                 verdict=verdict,
                 fullest=stage == fullest,
+                ledger=book,
             )
         )
     return tuple(found)

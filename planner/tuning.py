@@ -194,7 +194,7 @@ def _rows(
                         micro_batch=micro_batch,
                         accumulation=accumulation,
                         seq_len=traced.seq_len,
-                        recompute=recompute,  # type: ignore[arg-type]
+                        recompute=recompute,
                     ),
                     cluster,
                 )

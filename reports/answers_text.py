@@ -61,9 +61,12 @@ def lengths_text(answer: LengthsAnswer) -> str:
         if answer.worst_first_line == answer.worst_last_line
         else f"lines {answer.worst_first_line}-{answer.worst_last_line}"
     )
+    of_lines = "each line is a micro-batch"
+    if plan.micro_batch > 1:
+        of_lines = f"{plan.micro_batch} lines after one another make a micro-batch, padded to its longest"
     lines = [
-        f"lengths of {answer.source}, {row_name(plan)}: {answer.samples} samples; {plan.micro_batch} lines after one another make a "
-        f"micro-batch, padded to its longest; {plan.accumulation * plan.layout.dp} of those a step"
+        f"lengths of {answer.source}, {row_name(plan)}: {answer.samples} samples; {of_lines}; "
+        f"{plan.accumulation * plan.layout.dp} of those a step"
         + ("; the last, of fewer lines, counts as a whole one" if answer.samples % plan.micro_batch else ""),
         f"  the worst, {at}, is padded to {worst.value}: {_worst(worst)}",
     ]

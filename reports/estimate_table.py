@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsplan.schemas.estimate import Estimate, Row
+    from dsplan.schemas.ledger import Moment
 
 MOST_ROWS = 8
 """What text shows without --all."""
@@ -64,31 +65,31 @@ def _rank(row: Row) -> tuple[int, bool, float, int]:
 def as_text(estimate: Estimate, *, everything: bool = False, formulas: bool = False) -> str:
     """The report for a terminal. everything: all rows; formulas: the formula of every item of the rows shown."""
     rows = shown_rows(estimate, everything=everything)
-    parts = [_head(estimate, rows), _table(estimate, rows, "simple")]
-    parts.append(_legend(estimate, rows))
-    if estimate.per_rank:
-        parts.append(_stages(estimate, rows))
-    if estimate.explain:
-        parts += map(explanation_text, estimate.explain)
-    if estimate.answers:
-        parts.append(answers_text(estimate.answers))
-    if estimate.lengths:
-        parts += map(lengths_text, estimate.lengths)
-    if formulas:
-        parts += [_formulas(row) for row in rows]
-    return "\n\n".join(part for part in parts if part)
+    parts = [_head(estimate, rows), _table(estimate, rows, "simple"), _legend(estimate, rows)]
+    return "\n\n".join((*parts, *_beside(estimate, rows, formulas)))
 
 
-def as_markdown(estimate: Estimate, *, everything: bool = False) -> str:
-    """The same table as GitHub markdown."""
+def _beside(estimate: Estimate, rows: Sequence[Row], formulas: bool) -> list[str]:
+    """What follows the table: ranks, the verdict, answers, formulas; a text each."""
+    parts = [_stages(estimate, rows)] if estimate.per_rank else []
+    parts += map(explanation_text, estimate.explain)
+    parts += [answers_text(estimate.answers)] if estimate.answers else []
+    parts += map(lengths_text, estimate.lengths)
+    parts += [_formulas(row) for row in rows] if formulas else []
+    return [part for part in parts if part]
+
+
+def as_markdown(estimate: Estimate, *, everything: bool = False, formulas: bool = False) -> str:
+    """The same as GitHub markdown: what follows the table stands in blocks of text."""
     rows = shown_rows(estimate, everything=everything)
-    table = _table(estimate, rows, "github")
-    return f"{_head(estimate, rows)}\n\n{table}\n\n{_legend(estimate, rows)}"
+    parts = [_head(estimate, rows), _table(estimate, rows, "github"), _legend(estimate, rows)]
+    parts += [f"```text\n{text}\n```" for text in _beside(estimate, rows, formulas)]
+    return "\n\n".join(parts)
 
 
-def as_json(estimate: Estimate) -> str:
-    """The contract's JSON, all rows."""
-    return json.dumps(estimate.to_json(), indent=2)
+def as_json(estimate: Estimate, *, formulas: bool = False) -> str:
+    """The contract's JSON, all rows. formulas: each with the items of every phase."""
+    return json.dumps(estimate.to_json(formulas=formulas), indent=2)
 
 
 def _table(estimate: Estimate, rows: Sequence[Row], style: str) -> str:
@@ -282,6 +283,13 @@ def _formulas(row: Row) -> str:
     if row.ledger is None or not row.ledger.moments:
         return f"{title}: no formula"
     peak = row.ledger.peak
-    lines = [f"{title}: peak in {peak.where}, {size(peak.allocated_bytes)}"]
-    lines += [f"  {item.category:<16} {size(item.bytes):>11}  {item.why}" for item in peak.items if item.bytes]
+    lines = [f"{title}: peak in {peak.where}, {size(peak.allocated_bytes)}", *_items(peak)]
+    for moment in row.ledger.moments:
+        if moment is not peak:
+            where = moment.where if moment.phase in moment.where else f"{moment.phase}, {moment.where}"
+            lines += [f"  {where}, {size(moment.allocated_bytes)}", *(f"  {line}" for line in _items(moment))]
     return "\n".join(lines)
+
+
+def _items(moment: Moment) -> list[str]:
+    return [f"  {item.category:<16} {size(item.bytes):>11}  {item.why}" for item in moment.items if item.bytes]

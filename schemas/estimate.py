@@ -75,8 +75,8 @@ class Row:
     ledger: Ledger | None = None
     formulas: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The contract's row."""
+    def to_json(self, *, formulas: bool = False) -> dict[str, Any]:
+        """The contract's row. formulas: with what is held at the fullest moment of each phase, item by item."""
         plan = self.plan
         return {
             "engine": plan.engine,
@@ -99,6 +99,7 @@ class Row:
             "time": asdict(self.time),
             "verdict": self.verdict,
             "runnable": self.runnable,
+            **(_moments(self.ledger) if formulas else {}),
         }
 
 
@@ -115,8 +116,9 @@ class StageRow:
     memory: Memory
     verdict: Verdict
     fullest: bool
+    ledger: Ledger | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, *, formulas: bool = False) -> dict[str, Any]:
         return {
             "row": plan_key(self.plan),
             "pp_stage": self.pp_stage,
@@ -126,7 +128,25 @@ class StageRow:
             "memory": asdict(self.memory),
             "verdict": self.verdict,
             "fullest": self.fullest,
+            **(_moments(self.ledger) if formulas else {}),
         }
+
+
+def _moments(book: Ledger | None) -> dict[str, Any]:
+    """Of each phase what is held at its fullest moment; the bytes of the items add up."""
+    if book is None:
+        return {"moments": []}
+    return {
+        "moments": [
+            {
+                "phase": moment.phase,
+                "where": moment.where,
+                "allocated_bytes": moment.allocated_bytes,
+                "items": [asdict(item) for item in moment.items],
+            }
+            for moment in book.moments
+        ]
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +173,7 @@ class Estimate:
     explain: tuple[Explanation, ...] = ()
     """By engine, of the user's own row, else of the first that is shown."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, *, formulas: bool = False) -> dict[str, Any]:
         model = asdict(self.model)
         more: dict[str, Any] = {}
         if self.answers:
@@ -161,14 +181,14 @@ class Estimate:
         if self.lengths:
             more["lengths"] = [answer.to_json() for answer in self.lengths]
         if self.per_rank:
-            more["per_rank"] = [stage.to_json() for stage in self.per_rank]
+            more["per_rank"] = [stage.to_json(formulas=formulas) for stage in self.per_rank]
         if self.explain:
             more["explain"] = [why.to_json() for why in self.explain]
         return {
             "version": 1,
             "model": {key: value for key, value in model.items() if key not in ("shapes_sha256", "notes")},
             "cluster": self.cluster.to_json(),
-            "rows": [row.to_json() for row in self.rows],
+            "rows": [row.to_json(formulas=formulas) for row in self.rows],
             "skipped": [{"reason": reason, "rows": rows} for reason, rows in self.skipped.items()],
             **more,
         }

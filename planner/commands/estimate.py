@@ -183,15 +183,13 @@ def estimate(
         ]
     for text in dict.fromkeys(text for report in reports for text in report.notes):
         note(text)
-    report = estimating.merged(reports)
+    shown = {"everything": everything, "formulas": formulas}
     if format is EstimateFormat.json:
-        typer.echo(estimate_table.as_json(report))
+        typer.echo(estimate_table.as_json(estimating.merged(reports), formulas=formulas))
     elif format is EstimateFormat.markdown:
-        typer.echo("\n\n".join(estimate_table.as_markdown(one, everything=everything) for one in reports))
+        typer.echo("\n\n".join(estimate_table.as_markdown(one, **shown) for one in reports))
     else:
-        typer.echo(
-            "\n\n".join(estimate_table.as_text(one, everything=everything, formulas=formulas) for one in reports)
-        )
+        typer.echo("\n\n".join(estimate_table.as_text(one, **shown) for one in reports))
     failed = {text: said for text, one in assertions.items() if (said := failure(one, reports)) is not None}
     for text, said in failed.items():
         error(f"--assert {text!r} does not hold: {said}")

@@ -1,5 +1,6 @@
 """The contract of the command line: exit codes, JSON fields, one clear line for what cannot be done."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -69,6 +70,49 @@ def test_estimate_has_the_contracts_fields() -> None:
     assert {skipped["reason"].split(":")[0] for skipped in report["skipped"]} == {"pp > 1 with zero 2 or 3"}
 
 
+def test_items_add_up_in_json_for_every_row_phase_and_rank() -> None:
+    options = ("--seq-len", "32", "--cluster", "4xT4", "--precision", "fp16", "--accumulation", "3")
+    done = dsplan("estimate", GPT, *SMALL, *options, "--engine", "both", "--formulas", "--per-rank", "--format", "json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert schema_errors("estimate", told) == []
+    assert {(one["engine"], one["pp"]) for one in told["rows"]} == set(
+        itertools.product(("native", "deepspeed"), (1, 2))
+    )
+    assert len(told["per_rank"]) > len({tuple(one["row"].items()) for one in told["per_rank"]})  # several ranks of some
+    for one in (*told["rows"], *told["per_rank"]):
+        assert {moment["phase"] for moment in one["moments"]} >= {"load", "forward", "backward", "step", "eval"}
+        for moment in one["moments"]:
+            assert sum(item["bytes"] for item in moment["items"]) == moment["allocated_bytes"]
+            assert all(item["why"] for item in moment["items"])
+        peak = max(one["moments"], key=lambda moment: moment["allocated_bytes"])
+        memory = one["memory"]
+        assert peak["allocated_bytes"] == memory["allocated_bytes"]
+        for category in ("params", "grads", "optimizer", "activations", "gathered_params", "buckets", "temporary"):
+            held = sum(item["bytes"] for item in peak["items"] if item["category"] == category)
+            assert held == memory[f"{category}_bytes"]
+
+
+def test_markdown_holds_what_was_asked(tmp_path: Path) -> None:
+    """Answers, ranks and formulas stand below the table, as in text."""
+    (tmp_path / "lengths.txt").write_text("8\n32\n")
+    asked = ("--max", "micro-batch", "--lengths", str(tmp_path / "lengths.txt"), "--per-rank", "--formulas")
+    options = ("--seq-len", "32", "--cluster", "1xT4", "--precision", "fp16", "--zero", "2", "--reserve", "14GiB")
+    text, markdown = (
+        dsplan("estimate", GPT, *SMALL, *options, *asked, "--format", form).out for form in ("text", "markdown")
+    )
+    for words in (
+        "max micro-batch, zero 2",
+        "per pipeline stage",
+        "the best row",
+        "each line is a micro-batch",
+        "peak in",
+    ):
+        assert words in text
+        assert words in markdown
+    assert markdown.count("```") == 10
+
+
 def test_every_row_of_a_named_range_is_there() -> None:
     options = ("--zero", "0,1,2,3", "--precision", "fp32,fp16,bf16", "--tp", "1", "--pp", "1", "--format", "json")
     report = json.loads(dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "2", *options).out)
@@ -108,8 +152,21 @@ def test_what_does_not_fit_is_exit_1() -> None:
     ("expression", "code"), [("device_bytes <= 16GB", 0), ("device_bytes <= 1MB", 1), ("mfu >= 2", 1)]
 )
 def test_assertions_decide_the_exit_code(expression: str, code: int) -> None:
+    """Of several each must hold."""
     done = dsplan(
-        "estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "1xT4", "--precision", "fp16", "--assert", expression
+        "estimate",
+        GPT,
+        *SMALL,
+        "--seq-len",
+        "32",
+        "--cluster",
+        "1xT4",
+        "--precision",
+        "fp16",
+        "--assert",
+        expression,
+        "--assert",
+        "params_bytes >= 1",
     )
     assert done.code == code, done.err
 
