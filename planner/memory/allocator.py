@@ -8,8 +8,7 @@ and garbage_collection_threshold, which are off by default.
 
 from __future__ import annotations
 
-import bisect
-from collections import defaultdict
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,20 +34,29 @@ class Reserved:
     out_of_memory: bool = False
 
 
-_Pool = tuple[int, bool]
-"""(stream, whether it serves small requests)"""
+class _Pool:
+    """Free blocks of one stream's small or large requests, as sorted (size, address, block). tail: the end of an expandable segment."""
+
+    __slots__ = ("free", "segment", "small", "start", "tail")
+
+    def __init__(self, small: bool, start: int):
+        self.small, self.start = small, start
+        self.segment = SMALL_SEGMENT if small else LARGE_SEGMENT
+        self.free: list[tuple[int, int, _Block]] = []
+        self.tail: _Block | None = None
 
 
 class _Block:
     """A piece of a segment: between its neighbours in the address space, None at the segment's ends."""
 
-    __slots__ = ("address", "allocated", "before", "behind", "pool", "size", "small")
+    __slots__ = ("address", "allocated", "before", "behind", "pool", "size")
 
-    def __init__(self, address: int, size: int, pool: _Pool):
-        self.address, self.size, self.pool, self.small = address, size, pool, pool[1]
+    def __init__(
+        self, address: int, size: int, pool: _Pool, before: _Block | None = None, behind: _Block | None = None
+    ):
+        self.address, self.size, self.pool = address, size, pool
+        self.before, self.behind = before, behind
         self.allocated = False
-        self.before: _Block | None = None
-        self.behind: _Block | None = None
 
 
 class CachingAllocator:
@@ -57,23 +65,37 @@ class CachingAllocator:
     def __init__(self, expandable: bool = False, limit_bytes: int | None = None):
         self.expandable, self.limit_bytes = expandable, limit_bytes
         self.allocated_bytes = self.reserved_bytes = self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._free: defaultdict[_Pool, list[tuple[int, int]]] = defaultdict(list)
-        self._by_address: dict[int, _Block] = {}
+        self._pools: dict[tuple[int, bool], _Pool] = {}
         self._next_address = 0
-        self._tails: dict[_Pool, _Block] = {}
 
     def malloc(self, request: int, stream: int = 0) -> _Block:
         """MemoryError where the limit does not allow it even after all cached segments were given back."""
-        size = max(MIN_BLOCK, -(-request // MIN_BLOCK) * MIN_BLOCK)
+        size = -(-request // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
         small = size <= SMALL
-        pool = stream, small
-        block = self._fitting(size, pool) or self._grown(size, pool)
+        pool = self._pools.get((stream, small)) or self._pool(stream, small)
+        # best fit: the smallest free block that is large enough, the lowest address among equals
+        free = pool.free
+        place = bisect_left(free, (size,))
+        if place == len(free):
+            block = self._grown(size, pool)
+        else:
+            if self.expandable and free[place][2] is pool.tail and place + 1 < len(free):
+                place += 1  # the block that can still grow counts as the largest
+            block = free.pop(place)[2]
         remaining = block.size - size
         if remaining >= MIN_BLOCK if small or self.expandable else remaining > SMALL:
-            self._split(block, size)
+            behind = block.behind
+            rest = _Block(block.address + size, remaining, pool, block, behind)
+            if behind is not None:
+                behind.before = rest
+            block.behind, block.size = rest, size
+            if pool.tail is block:
+                pool.tail = rest
+            insort(free, (remaining, rest.address, rest))
         block.allocated = True
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: _Block) -> None:
@@ -81,70 +103,58 @@ class CachingAllocator:
         assert block.allocated
         block.allocated = False
         self.allocated_bytes -= block.size
+        free = block.pool.free
         before, behind = block.before, block.behind
         if before is not None and not before.allocated:
-            self._take(before)
-            self._absorb(before, block)
+            del free[bisect_left(free, (before.size, before.address))]
+            _absorb(before, block)
             block = before
         if behind is not None and not behind.allocated:
-            self._take(behind)
-            self._absorb(block, behind)
-        self._put(block)
+            del free[bisect_left(free, (behind.size, behind.address))]
+            _absorb(block, behind)
+        insort(free, (block.size, block.address, block))
 
     def empty_cache(self) -> None:
         """Gives back segments of which nothing is in use; of expandable ones every whole page that is free."""
-        for free in list(self._free.values()):
-            for _, address in list(free):
-                block = self._by_address[address]
+        for pool in self._pools.values():
+            for _, _, block in list(pool.free):
                 if self.expandable:
                     self._unmap(block)
                 elif block.before is None and block.behind is None:
-                    self._take(block)
-                    del self._by_address[address]
+                    _take(block)
                     self.reserved_bytes -= block.size
 
-    def _fitting(self, size: int, pool: _Pool) -> _Block | None:
-        """Best fit: the smallest free block that is large enough, the lowest address among equals."""
-        free = self._free[pool]
-        place = bisect.bisect_left(free, (size, -1))
-        if place == len(free):
-            return None
-        if self.expandable and self._by_address[free[place][1]] is self._tails[pool] and place + 1 < len(free):
-            place += 1  # the block that can still grow counts as the largest
-        return self._by_address[free.pop(place)[1]]
+    def _pool(self, stream: int, small: bool) -> _Pool:
+        """A new one, whose addresses start far from those of all others."""
+        made = self._pools[stream, small] = _Pool(small, (2 * stream + small) << 60)
+        return made
 
     def _grown(self, size: int, pool: _Pool) -> _Block:
         if self.expandable:
             return self._mapped(size, pool)
-        segment = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
+        segment = pool.segment
         if size >= LARGE_ALONE:
             segment = -(-size // ROUND_LARGE) * ROUND_LARGE
         self._reserve(segment)
         block = _Block(self._next_address, segment, pool)
         self._next_address += segment
-        self._by_address[block.address] = block
         return block
 
     def _mapped(self, size: int, pool: _Pool) -> _Block:
         """Pages mapped at the end of the one growing segment of the pool, with what is free before them."""
-        page = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
-        tail = self._tails.get(pool)
+        page, tail = pool.segment, pool.tail
         free = tail.size if tail is not None and not tail.allocated else 0
         more = -(-(size - free) // page) * page
         self._reserve(more)
-        tail = self._tails.get(pool)  # giving back pages may have cut it
+        tail = pool.tail  # giving back pages may have cut it
         if tail is not None and not tail.allocated:
-            self._take(tail)
+            _take(tail)
             tail.size += more
             return tail
-        # each pool has an address space of its own, far from the other's
-        start = _far(pool) if tail is None else tail.address + tail.size
-        block = _Block(start, more, pool)
-        block.before = tail
+        block = _Block(pool.start if tail is None else tail.address + tail.size, more, pool, tail)
         if tail is not None:
             tail.behind = block
-        self._by_address[start] = block
-        self._tails[pool] = block
+        pool.tail = block
         return block
 
     def _reserve(self, size: int) -> None:
@@ -155,56 +165,36 @@ class CachingAllocator:
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.size - size, block.pool)
-        rest.before, rest.behind = block, block.behind
-        if block.behind is not None:
-            block.behind.before = rest
-        block.behind, block.size = rest, size
-        self._by_address[rest.address] = rest
-        if self._tails.get(block.pool) is block:
-            self._tails[block.pool] = rest
-        self._put(rest)
-
-    def _absorb(self, block: _Block, following: _Block) -> None:
-        block.size += following.size
-        block.behind = following.behind
-        if following.behind is not None:
-            following.behind.before = block
-        del self._by_address[following.address]
-        if self._tails.get(block.pool) is following:
-            self._tails[block.pool] = block
-
-    def _put(self, block: _Block) -> None:
-        bisect.insort(self._free[block.pool], (block.size, block.address))
-
-    def _take(self, block: _Block) -> None:
-        free = self._free[block.pool]
-        del free[bisect.bisect_left(free, (block.size, block.address))]
-
     def _unmap(self, block: _Block) -> None:
         """Whole pages of a free block. Only at the end: pages unmapped in the middle can be mapped again, as new ones."""
-        page = SMALL_SEGMENT if block.small else LARGE_SEGMENT
-        whole = block.size // page * page
-        if self._tails[block.pool] is not block or not whole:
+        pool = block.pool
+        whole = block.size // pool.segment * pool.segment
+        if pool.tail is not block or not whole:
             return
-        self._take(block)
+        _take(block)
         self.reserved_bytes -= whole
         block.size -= whole
         if block.size:
-            self._put(block)
+            insort(pool.free, (block.size, block.address, block))
             return
-        del self._by_address[block.address]
-        if block.before is None:
-            del self._tails[block.pool]
-            return
-        self._tails[block.pool] = block.before
-        block.before.behind = None
+        pool.tail = block.before
+        if block.before is not None:
+            block.before.behind = None
 
 
-def _far(pool: _Pool) -> int:
-    """Where a pool's addresses start: far from those of all others."""
-    return (2 * pool[0] + pool[1]) << 60
+def _take(block: _Block) -> None:
+    """Out of the free blocks."""
+    free = block.pool.free
+    del free[bisect_left(free, (block.size, block.address))]
+
+
+def _absorb(block: _Block, following: _Block) -> None:
+    block.size += following.size
+    block.behind = following.behind
+    if following.behind is not None:
+        following.behind.before = block
+    if block.pool.tail is following:
+        block.pool.tail = block
 
 
 def replay(
@@ -219,20 +209,23 @@ def replay(
     streams: those of storages that are not made on the first one.
     """
     allocator = CachingAllocator(expandable, limit_bytes)
+    malloc, free = allocator.malloc, allocator.free
     held: dict[int, tuple[_Block, int]] = {}
-    streams = streams or {}
+    take, stream_of = held.pop, (streams or {}).get
     refused = False
-    for storage, delta in events:
-        if not delta:
-            continue
-        old = held.pop(storage, None)
-        size = delta + (old[1] if old else 0)
-        if size > 0:
-            try:
-                held[storage] = allocator.malloc(size, streams.get(storage, 0)), size
-            except MemoryError:
-                refused = True
-                break
-        if old is not None:
-            allocator.free(old[0])
+    try:
+        for storage, delta in events:
+            if not delta:
+                continue
+            old = take(storage, None)
+            if old is None:
+                if delta > 0:
+                    held[storage] = malloc(delta, stream_of(storage, 0)), delta
+                continue
+            size = delta + old[1]
+            if size > 0:
+                held[storage] = malloc(size, stream_of(storage, 0)), size
+            free(old[0])
+    except MemoryError:
+        refused = True
     return Reserved(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, refused)
