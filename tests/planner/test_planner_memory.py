@@ -1,13 +1,15 @@
 """Laws of the memory formula, for both engines, and figures worked out by hand."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 from dsplan.planner.memory import ledger, ledgers, replay, state_bytes
 from dsplan.planner.memory.replay import block_cut, timelines
 from dsplan.planner.memory.shards import outside_blocks, shards
+from dsplan.planner.models.load import load_subject
 from dsplan.planner.tracing.tracer import trace as trace_of
-from dsplan.schemas.choices import OFFLOADS, OPTIMIZERS, OptimizerSpec, ZeroKnobs
+from dsplan.schemas.choices import OFFLOADS, OPTIMIZERS, PIPELINE_SCHEDULES, RECOMPUTES, OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import CATEGORIES, STEP_PHASES
 from dsplan.schemas.plan import ENGINES, Plan
@@ -309,3 +311,15 @@ def test_doubling_tp_never_takes_more_on_a_real_trace(zero_stage):
     ]
     assert trace.tp_limit >= 2
     assert [book.allocated_bytes for book in books] == sorted((b.allocated_bytes for b in books), reverse=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_item_is_negative_where_a_pipeline_cuts_tied_weights(engine):
+    """The head's part of the gradient lives on the last stage, the embedding's on the first: neither frees the other's."""
+    small = {"layers": "4", "width": "64", "heads": "4", "vocab": "1000", "positions": "64"}
+    model = load_subject("examples/gpt.py", sets=small)
+    for recompute, zero_stage, schedule in itertools.product(RECOMPUTES[:2], (0, 1), PIPELINE_SCHEDULES):
+        traced = trace_of(model, precision="bf16", recompute=recompute, micro_batch=1, seq_len=64)
+        cut = plan(engine, dp=2, pp=2, zero_stage=zero_stage, recompute=recompute, schedule=schedule)
+        for book in ledgers(traced, cut):
+            assert all(item.bytes > 0 for moment in book.moments for item in moment.items)

@@ -112,12 +112,12 @@ def beats_of(trace: Trace, split: Split, stage: int, *, modules: bool, weights_f
         if len(_remembered) > 1024:
             _remembered.clear()
         every = _beats(trace, split, stage)
-        for kind, beats in (
-            ((True, False), every),
-            ((True, True), every.weights_first()),
-            ((False, False), every.by_gradient()),
+        for with_modules, first, beats in (
+            (True, False, every),
+            (True, True, every.weights_first()),
+            (False, False, every.by_gradient()),
         ):
-            _remembered[id(trace.segments), split, stage, *kind] = (trace, beats)
+            _remembered[id(trace.segments), split, stage, with_modules, first] = (trace, beats)
         found = _remembered[key]
     return found[1]
 
@@ -321,8 +321,8 @@ class _Builder:
                 self.handed.add(storage)
                 self._close((GRAD, place))
                 return
-            if storage in self.handed:
-                return
+            if storage in self.handed or (delta < 0 and storage not in self.pending):
+                return  # the engine's affair; or another pipeline stage's, as the other part of a tied weight's gradient
             if module and delta > 0:
                 self.modules.uses(module, place)
             part = -(-delta * self.numels[place] // param.numel) if param.numel else 0
