@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -236,6 +237,14 @@ def test_every_family_is_built_with_the_parameters_of_its_shapes(family):
     with torch.device("meta"):
         made = build(Network(architecture=arch, style="hf"))
     assert sum(param.numel() for param in made.parameters()) == pytest.approx(arch.params, rel=0.15)
+
+
+def test_only_the_last_blocks_are_trained_where_a_row_says_so():
+    small = {"layers": "3", "hidden": "64", "heads": "4", "kv_heads": "", "ffn": "96", "vocab": "128", "params_b": ""}
+    for model in ("GPT", "Llama"):
+        run = run_of(row(**small, model=model, method="freeze (layers 1-2 trainable)"))
+        trained = [name for name, param in build(run.network).named_parameters() if param.requires_grad]
+        assert trained and all(re.search(r"\.[12]\.", name) for name in trained)
 
 
 def test_a_row_that_fails_is_named_and_stops_none_of_the_others(capsys, monkeypatch):

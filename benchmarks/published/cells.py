@@ -100,7 +100,7 @@ def _gpus_summed(row: Mapping[str, str]) -> int:
 def gpu_of(row: Mapping[str, str]) -> Gpu | None:
     """The GPU of gpu_type, told by its model and its memory; None where ours are others."""
     text = re.sub(r"^\s*\d+\s*x\s*", "", re.sub(r"\s*[(,/].*", "", row["gpu_type"]), flags=re.IGNORECASE)
-    text = re.sub(r"\b(nvidia|amd|tesla|geforce|quadro)\b[ -]*", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"\b(nvidia|amd|tesla|geforce|quadro|dgx-?\d*)\b[ -]*", "", text, flags=re.IGNORECASE)
     text = re.sub(r"[\s_]+", "-", text.strip())
     memory = row["gpu_mem_gb"].strip()
     in_name = re.search(r"(\d+)-?gi?b", text, re.IGNORECASE)

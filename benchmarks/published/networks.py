@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from dsplan.runtime.blocks import find_blocks
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -50,10 +51,8 @@ def build(network: Network) -> nn.Module:
     if network.lora_rank:
         _add_lora(module, network)
     if network.trained_layers is not None:
-        blocks = next(part for part in module.modules() if isinstance(part, nn.ModuleList))
-        for param in module.parameters():
-            param.requires_grad_(False)
-        for block in list(blocks)[-network.trained_layers :]:
+        module.requires_grad_(False)
+        for _, block in find_blocks(module)[-network.trained_layers :]:
             block.requires_grad_(True)
     return module
 
@@ -269,9 +268,15 @@ class Block(nn.Module):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         else:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
-            weights = FusedSoftmax.apply(q @ k.transpose(2, 3))
+            softmax = _softmax if self.network.style == "hf" else FusedSoftmax.apply
+            weights = softmax(q @ k.transpose(2, 3))
             out = F.dropout(weights, self.network.dropout, self.training) @ v
         return out.transpose(1, 2).reshape(batch, length, -1)
+
+
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    """In fp32, which autograd keeps beside the copy in the scores' dtype. Source: ChatGLM-6B, modeling_chatglm.py, attention_fn."""
+    return F.softmax(scores.float() * 1.0, dim=-1).to(scores.dtype)
 
 
 def _norm(arch: Architecture) -> nn.Module:

@@ -80,8 +80,8 @@ def run_of(row: Mapping[str, str]) -> Run:
         raise Unmapped("one GPU without an engine: weights and states in one dtype are not modelled")
     style: Style = framework.style
     eager = row["attn"].startswith("eager") or (style == "megatron" and "flash" not in row["attn"])
-    # adapters on one GPU: the frozen weights stay in 16 bits, without the fp32 copy that sharding engines make of a model
-    engine: Engine = "deepspeed" if lora_rank and layout.ranks == 1 else framework.engine
+    # adapters without shards: the frozen weights stay in 16 bits, without the fp32 copy that engine native makes of a model
+    engine: Engine = "deepspeed" if lora_rank and zero_stage == 0 else framework.engine
     compiled = row["compile"].lower() not in NO or "cumulative" in row["notes"]
     chunked: Literal["no", "eager", "compiled"] = "no"
     if framework.chunked_loss:
@@ -197,9 +197,10 @@ def _zero_stage(row: Mapping[str, str]) -> int:
         said = re.search(r"zero[-_ ]?(?:stage[-_ ]?)?([0-3])\b", text)
     if said:
         return int(said[1])
-    if "fsdp" in text or "full_shard" in text:
-        return 3
-    if number(row, "gpus", 1) == 1 or re.search(r"\bddp\b", text):
+    for pattern, zero_stage in ((r"no_shard|\bddp\b", 0), (r"shard_grad_op", 2), (r"fsdp|full_shard", 3)):
+        if re.search(pattern, text):
+            return zero_stage
+    if number(row, "gpus", 1) == 1:
         return 0
     raise Unmapped("ZeRO stage is not said")
 
