@@ -54,7 +54,7 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
                 try:
                     micro_batch, accumulation = _batch(settings, layout.dp)
                 except ValueError as error:
-                    skipped[str(error)] += 1
+                    skipped[f"{settings.source}: {error}"] += 1
                     continue
                 plans.append(
                     Plan(
@@ -150,7 +150,8 @@ def _batch(settings: Settings, dp: int) -> tuple[int, int]:
     accumulation = settings.accumulation or 1
     if settings.global_batch % (accumulation * dp):
         raise ValueError(
-            f"train_batch_size {settings.global_batch} / (accumulation {accumulation} x dp {dp}) is not whole"
+            f"train_batch_size {settings.global_batch} / (accumulation {accumulation} x dp {dp}) is not whole; "
+            f"choose a multiple of {accumulation * dp}, or another number of GPUs"
         )
     return settings.global_batch // (accumulation * dp), accumulation
 

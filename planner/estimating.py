@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +100,7 @@ def estimate(
                 (
                     *config_notes(config, ds_config, cluster, settings.engine),
                     *notes_of(subject, first, [row.plan for row in rows]),
+                    *idle_flags(flags, [row.plan for row in rows]),
                 )
             )
         ),
@@ -181,6 +182,16 @@ def notes_of(subject: Subject, traced: Trace, plans: Sequence[Plan]) -> tuple[st
                 f"not the {said} of its train_batch_size; --micro-batch estimates another feed"
             )
     return tuple(dict.fromkeys(notes))
+
+
+def idle_flags(flags: Flags, plans: Sequence[Plan]) -> Iterator[str]:
+    """What was asked for and changes nothing in any row, with what would give it an effect."""
+    if flags.schedule is not None and all(plan.layout.pp == 1 for plan in plans):
+        yield f"--schedule {flags.schedule} has no effect: no row has pipeline stages (--pp 2)"
+    if flags.sequence_parallel and all(plan.layout.tp == 1 for plan in plans):
+        yield "--sequence-parallel has no effect: no row is split by tensors (--tp 2)"
+    if (flags.dp_replicate or 1) > 1 and all(plan.zero_stage == 0 for plan in plans):
+        yield f"--dp-replicate {flags.dp_replicate} has no effect: at zero 0 every rank is a copy (--zero 1)"
 
 
 _NOT_MODELLED = (

@@ -63,7 +63,7 @@ def flags_of(
     built: BuildName | None = None,
 ) -> Flags:
     """What the flags of estimate and tune name. Problem where a list cannot be read."""
-    from dsplan.planner.settings import Flags
+    from dsplan.planner.settings import Flags, named_optimizer, read_schedule
     from dsplan.schemas.units import PRECISIONS
 
     def numbers(option: str, text: str | None, allowed: range) -> tuple[int, ...] | None:
@@ -85,7 +85,7 @@ def flags_of(
                 raise Problem(
                     f"--precision {precision} cannot be read: {name or 'nothing'} is not one of {', '.join(PRECISIONS)}"
                 )
-    return Flags(
+    flags = Flags(
         zero=numbers("--zero", zero, range(4)),
         precision=precisions,
         tp=numbers("--tp", tp, range(1, 1 << 20)),
@@ -102,3 +102,6 @@ def flags_of(
         sequence_parallel=sequence_parallel,
         built=built.value if built else None,
     )
+    named_optimizer(optimizer)  # before a script has run for them
+    read_schedule(flags, {})
+    return flags

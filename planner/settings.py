@@ -66,6 +66,8 @@ class Settings:
     """The user's own configuration is among what is asked for: its row comes first and decides the exit code."""
     own_zero: int | None
     own_precision: str | None
+    source: str = ""
+    """The configuration's file."""
     origins: tuple[tuple[str, str, str], ...] = field(default=())
     sp: int = 1
     dp_replicate: int = 1
@@ -191,9 +193,9 @@ def settle(
     )
     spec = choose(
         "optimizer",
-        (_named(flags.optimizer), "flag"),
+        (named_optimizer(flags.optimizer), "flag"),
         (script_optimizer, "script"),
-        (_named(told.optimizer), "--args"),
+        (named_optimizer(told.optimizer), "--args"),
         (optimizer_spec(own) if own else None, own_origin),
         default=OptimizerSpec(),
     )
@@ -201,7 +203,7 @@ def settle(
         asked.append(f'optimizer.type "{own.optimizer.type}" is not known to the memory model: give --optimizer')
     if asked:
         raise Problem(f"{own.source if own else 'config'}: {'; '.join(asked)}")
-    schedule, virtual_stages = _schedule(flags, raw if config else {})
+    schedule, virtual_stages = read_schedule(flags, raw if config else {})
     parallel = flags.sequence_parallel
     return Settings(
         engine=flags.engine or ("deepspeed" if config else "native"),
@@ -227,6 +229,7 @@ def settle(
         has_config=config is not None,
         own_zero=None if own is None else flags.zero[0] if flags.zero and len(flags.zero) == 1 else own.zero_stage,
         own_precision=None if own is None else precision[0] if len(precision) == 1 else own.precision,
+        source=own.source if own else "",
         origins=tuple(origins),
     )
 
@@ -259,7 +262,7 @@ def _switch(raw: Mapping[str, Any], key: str) -> bool:
     return value is True
 
 
-def _schedule(flags: Flags, raw: Mapping[str, Any]) -> tuple[PipelineSchedule, int]:
+def read_schedule(flags: Flags, raw: Mapping[str, Any]) -> tuple[PipelineSchedule, int]:
     """(schedule, virtual stages). Problem where it cannot be read."""
     if flags.schedule is not None:
         source, text = "--schedule", flags.schedule
@@ -273,7 +276,7 @@ def _schedule(flags: Flags, raw: Mapping[str, Any]) -> tuple[PipelineSchedule, i
     return name, virtual if name == "interleaved" else 1
 
 
-def _named(name: str | None) -> OptimizerSpec | None:
+def named_optimizer(name: str | None) -> OptimizerSpec | None:
     if name is None:
         return None
     spec = optimizer_named(name)

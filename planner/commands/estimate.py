@@ -183,6 +183,8 @@ def estimate(
         ]
     for text in dict.fromkeys(text for report in reports for text in report.notes):
         note(text)
+    if timeline is not None:
+        note(f"wrote {timeline}; https://ui.perfetto.dev opens it")
     shown = {"everything": everything, "formulas": formulas}
     if format is EstimateFormat.json:
         typer.echo(estimate_table.as_json(estimating.merged(reports), formulas=formulas))

@@ -64,8 +64,8 @@ class Adapting:
                 ("--quantize", self.quantize),
                 ("--freeze", self.freeze),
                 ("--loss", self.loss),
+                ("--packed", self.packed),  # before the attention that it brings
                 ("--attention", self.attention),
-                ("--packed", self.packed),
             )
             if value
         )

@@ -111,6 +111,12 @@ def _load(
     kind, path, name = told_apart(model)
     if kind != "file" and sets:
         raise Problem(f"--set {next(iter(sets))}=... goes to build_model() of a model file, but {model} has none")
+    if kind != "script" and script_args:
+        instead = "use --set name=value" if kind == "file" else "leave them out"
+        raise Problem(
+            f"arguments after -- ({script_args[0]} ...) go to a training script, but {model} is a "
+            f"{'model file' if kind == 'file' else 'Hugging Face config'}; {instead}"
+        )
     if kind == "hf":
         from dsplan.planner.models.hf import load_hf
 
@@ -124,8 +130,6 @@ def _load(
                 f"--seq-len is given, but {model} is a script, which feeds sequences of its own length; pass its own option after --"
             )
         return ScriptSubject(path, script_args, trace_timeout_seconds)
-    if script_args:
-        raise Problem(f"arguments after -- go to a training script, but {model} is a model file; use --set name=value")
     check_model_file(model, adapting)
     with stand_ins() as stood_in:
         subject = _load_file(path, name, sets or {}, seq_len, adapting)

@@ -93,6 +93,28 @@ def test_items_add_up_in_json_for_every_row_phase_and_rank() -> None:
             assert held == memory[f"{category}_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--schedule", "gpipe"), ("--schedule gpipe has no effect", "--pp")),
+        (("--sequence-parallel",), ("--sequence-parallel has no effect", "--tp")),
+        (("--dp-replicate", "2", "--zero", "0"), ("--dp-replicate 2 has no effect", "--zero 1")),
+    ],
+)
+def test_what_changes_nothing_is_said(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    options = ("--seq-len", "32", "--cluster", "2xT4", "--precision", "fp16", "--tp", "1", "--pp", "1")
+    done = dsplan("estimate", GPT, *SMALL, *options, *flags)
+    assert done.code == 0, done.err
+    assert all(word in done.err for word in words), done.err
+
+
+def test_a_batch_that_is_not_whole_names_file_and_remedy(tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"train_batch_size": 7, "bf16": {"enabled": true}}')
+    words = (str(config), "train_batch_size 7", "multiple of 4")
+    refused(dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "4xT4", "--config", str(config)), *words)
+
+
 def test_markdown_holds_what_was_asked(tmp_path: Path) -> None:
     """Answers, ranks and formulas stand below the table, as in text."""
     (tmp_path / "lengths.txt").write_text("8\n32\n")
@@ -190,6 +212,10 @@ def test_an_assertion_that_cannot_be_read_is_refused(expression: str) -> None:
         (("--optimizer", "magic"), ("magic", "adamw")),
         (("--set", "layers"), ("--set layers", "name=value")),
         (("--recompute", "selective"), ("selective", "full")),
+        (("--packed",), ("--packed is for the config of a Hugging Face model",)),
+        (("--micro-batch", "1000000000000000"), ("more than 2**63 bytes", "--micro-batch")),
+        (("--", "--epochs", "3"), ("--epochs", "training script", "--set")),
+        (("--schedule", "zigzag"), ("--schedule zigzag", "1f1b")),
         (("--config", "none.json"), ("none.json",)),
         (("--args", "none.yaml"), ("none.yaml",)),
         (("--cluster", "2", "--world-size", "2"), ("--cluster", "--world-size")),
