@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsplan.planner.memory.allocator import Reserved
-from dsplan.planner.memory.requests import Requests, loads_into_cache, requests_of
+from dsplan.planner.memory.deepspeed.requests import loads_into_cache
+from dsplan.planner.memory.requests import Requests, requests_of
 from dsplan.schemas.cluster import Cluster, Gpu
 from dsplan.schemas.estimate import Memory, Verdict
 from dsplan.schemas.layout import Layout
