@@ -307,7 +307,7 @@ def as_text(report: Mapping[str, Any], scores: Sequence[Score], worst: int) -> s
         lines.append("")
     lines.append("published -> verdict: " + json.dumps(report["fit"]))
     lines += ["", "rows without a plan, by reason:"]
-    lines += [f"  {count:5}  {reason}" for reason, count in report["unmapped"].items()]
+    lines += [f"  {count:5}  {reason}" for reason, count in gathered(report["unmapped"]).items()]
     ranked = sorted((each for each in scores if each.error is not None), key=lambda each: -abs(each.error or 0))
     lines += ["", "worst rows:"] if worst else []
     for each in ranked[:worst]:
@@ -317,6 +317,23 @@ def as_text(report: Mapping[str, Any], scores: Sequence[Score], worst: int) -> s
             f"predicted {each.predicted_bytes / GIB:.2f} ({each.group}; {each.where})"
         )
     return "\n".join(lines)
+
+
+def gathered(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Reasons that begin alike ("way of training: adapter") as one, which lists how they end; the most frequent first."""
+    kinds: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for reason, count in reasons.items():
+        kind, _, case = reason.partition(": ")
+        kinds[kind].append((case, count))
+    found = {}
+    for kind, cases in kinds.items():
+        listed = ", ".join(f"{case} {count}" if len(cases) > 1 else case for case, count in sorted(cases, key=_usual))
+        found[f"{kind}: {listed}" if listed else kind] = sum(count for _, count in cases)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _usual(case: tuple[str, int]) -> tuple[int, str]:
+    return (-case[1], case[0])
 
 
 def _percent(value: float | None, sign: bool = False) -> str:

@@ -269,6 +269,15 @@ def test_percentiles_are_of_sizes():
     assert scorer.percentile([], 0.5) is None
 
 
+def test_reasons_that_begin_alike_are_listed_as_one():
+    reasons = {"8-bit floats": 4, "way of training: adapter": 1, "way of training: adapter_v2": 2, "excluded: wrong": 1}
+    assert list(scorer.gathered(reasons).items()) == [
+        ("8-bit floats", 4),
+        ("way of training: adapter_v2 2, adapter 1", 3),
+        ("excluded: wrong", 1),
+    ]
+
+
 def test_the_whole_of_it_on_a_small_model(tmp_path, capsys, monkeypatch):
     """The estimator's figures by hand: 18 B x parameters / 8, and 4 B x the embedding, its largest tensor."""
     small = {
