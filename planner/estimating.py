@@ -15,7 +15,7 @@ from dsplan.planner.candidates import candidates
 from dsplan.planner.explaining import explanation
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting
 from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject, load_subject
-from dsplan.planner.rows import Bench, estimate_row, rehearsed_row, stage_rows
+from dsplan.planner.rows import Bench, estimate_row, rehearsed_row, stages_of
 from dsplan.planner.settings import Flags, Settings, settle
 from dsplan.planner.terminal import Told, quiet
 from dsplan.planner.tracing.tracer import trace
@@ -149,7 +149,7 @@ def answered(
         found = (lengths_answer(bench, best_row(report).plan, questions.lengths),)
     stages: tuple[StageRow, ...] = ()
     if questions.per_rank:
-        stages = tuple(stage for row in shown for stage in stage_rows(bench.traced(row.plan), row.plan, bench.cluster))
+        stages = tuple(stage for row in shown for stage in stages_of(row, bench))
     if questions.timeline is not None:
         from dsplan.planner.timelines import write_timeline
 

@@ -105,6 +105,24 @@ def stage_rows(traced: Trace, plan: Plan, cluster: Cluster) -> tuple[StageRow, .
     return tuple(found)
 
 
+def stages_of(row: Row, bench: Bench) -> tuple[StageRow, ...]:
+    """The row's pipeline stages. A rehearsed row has one, and is it."""
+    if row.level != "rehearsal" or row.ledger is None:
+        return stage_rows(bench.traced(row.plan), row.plan, bench.cluster)
+    stage = StageRow(
+        plan=row.plan,
+        pp_stage=0,
+        ranks=row.plan.layout.ranks,
+        phase=row.ledger.peak.phase,
+        where=row.ledger.peak.where,
+        memory=row.memory,
+        verdict=row.verdict,
+        fullest=True,
+        ledger=row.ledger,
+    )
+    return (stage,)
+
+
 def rehearsed_row(subject: Subject, row: Row, cluster: Cluster, config: Mapping[str, Any] | None = None) -> Row:
     """The same row with the bytes that the engine itself allocates on fake tensors. config: the user's own, for DeepSpeed."""
     if row.plan.engine == "deepspeed":

@@ -21,6 +21,7 @@ from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES, Rehearsal
 from dsplan.planner.rehearsing.scripts import Order
 from dsplan.planner.tracing.kernels import NormalValues
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _register_parameter = nn.Module.register_parameter
@@ -74,6 +75,16 @@ class _RehearsedEngine(Engine):
         self._called = self._backed = False
         if self._order.plan.engine == "deepspeed":
             self.device = torch.device("cpu", 0)
+
+    def __getattr__(self, name: str) -> Any:
+        """What neither we nor the module have is the engine's own: its learning rates, its norm, its scale."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            carrier = self.__dict__.get("_carrier")
+            if not carrier or name.startswith("_"):
+                raise
+            return getattr(carrier[0].engine, name)
 
     def _made_stand(self) -> Stand:
         """fp32, as a script makes its model; on the GPU that DeepSpeed is shown."""
@@ -161,6 +172,7 @@ class _RehearsedEngine(Engine):
         """Until the next call: no mode but one that answers what is asked of tensors without values."""
         self._between.enter_context(_disable_current_modes())
         self._between.enter_context(NormalValues())
+        self._between.enter_context(_one_device())
 
     def _resume(self) -> None:
         self._between.close()
@@ -170,6 +182,22 @@ class _RehearsedEngine(Engine):
         """The engine's own work, which is not the script's to answer for: it may read and write."""
         with self._rehearsing.confinement.at_ease():
             yield
+
+
+@contextlib.contextmanager
+def _one_device() -> Iterator[None]:
+    """The GPU that DeepSpeed is shown is `cpu:0`; to a script, which has no other, it is the cpu."""
+    original = FakeTensor.device
+
+    def device(tensor: FakeTensor) -> torch.device:
+        found: torch.device = original.fget(tensor)
+        return torch.device("cpu") if found.type == "cpu" else found
+
+    FakeTensor.device = property(device)
+    try:
+        yield
+    finally:
+        FakeTensor.device = original
 
 
 def _hand_over(client: torch.optim.Optimizer, names: dict[int, str], params: dict[str, nn.Parameter]) -> None:
