@@ -178,9 +178,10 @@ def estimate(
         from dsplan.planner import estimating
         from dsplan.reports import estimate_table
 
-        reports = [
-            estimating.estimate(model, flags=replace(flags, engine=name), progress=told, **options) for name in engines
-        ]
+        reports = []
+        for name in engines:
+            reports.append(estimating.estimate(model, flags=replace(flags, engine=name), progress=told, **options))
+            options["questions"] = replace(questions, timeline=None)  # one file, of the first engine's first row
     for text in dict.fromkeys(text for report in reports for text in report.notes):
         note(text)
     if timeline is not None:
