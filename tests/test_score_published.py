@@ -63,6 +63,8 @@ def test_units_kinds_and_sums():
         ({"kind": "analytic"}, "not measured: analytic"),
         ({"precision": "float8"}, "8-bit floats"),
         ({"precision": "bf16 + nf4"}, "quantised weights"),
+        ({"model": "Llama-2-7B-AWQ"}, "quantised weights"),
+        ({"source": "github:a/b examples/train/qlora/bnb/train.sh"}, "quantised weights"),
         ({"framework": "nanotron v0.5"}, "an engine of its own: nanotron"),
         ({"seq": "<=1304 (longest example)"}, "seq is not one number"),
         ({"micro_batch": ""}, "micro_batch is not said"),

@@ -155,11 +155,17 @@ def _batch(row: Mapping[str, str], dp: int) -> tuple[int, int]:
     return micro_batch, accumulation or 1
 
 
+_QUANTIZED = re.compile(r"\b(awq|gptq|aqlm|hqq|gguf|bnb|int4|int8|[48]-?bit)\b|/qlora/")
+"""In a model's name, or in the place of its script."""
+
+
 def _precision(row: Mapping[str, str]) -> str:
     text = row["precision"].lower()
     if re.search(r"fp8|float8|mxfp|nvfp", text):
         raise Unmapped("8-bit floats")
-    if re.search(r"nf4|4bit|4-bit|int4|int8|8bit", text):
+    if re.search(r"nf4|4bit|4-bit|int4|int8|8bit", text) or _QUANTIZED.search(
+        f"{row['model']} {row['source']}".lower()
+    ):
         raise Unmapped("quantised weights")
     beside = f"{row['optimizer']} {row['framework']} {row['notes']}".lower()
     for said in (text, beside):
