@@ -79,7 +79,7 @@ class _Child:
         environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONUNBUFFERED": "1"}
         environment.pop("PYTHONWARNINGS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dsplan.planner.rehearsing.deepspeed_child"],
+            [sys.executable, "-m", "dsplan.planner.rehearsing.deepspeed_child", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

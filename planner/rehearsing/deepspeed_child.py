@@ -9,10 +9,12 @@ from typing import Any
 
 from dsplan.planner.rehearsing.deepspeed import STANDS, Request
 from dsplan.planner.rehearsing.rehearsal import Rehearsal
+from dsplan.runtime.bootstrap import die_with_parent
 from dsplan.schemas.problem import Problem
 
 
 def main() -> None:
+    die_with_parent(int(sys.argv[1]))
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints, prints elsewhere
     subjects: dict[str, Any] = {}

@@ -187,17 +187,18 @@ class _RehearsedEngine(Engine):
 @contextlib.contextmanager
 def _one_device() -> Iterator[None]:
     """The GPU that DeepSpeed is shown is `cpu:0`; to a script, which has no other, it is the cpu."""
-    original = FakeTensor.device
+    fakes_of: Any = FakeTensor
+    original = fakes_of.device
 
     def device(tensor: FakeTensor) -> torch.device:
         found: torch.device = original.fget(tensor)
         return torch.device("cpu") if found.type == "cpu" else found
 
-    FakeTensor.device = property(device)
+    fakes_of.device = property(device)
     try:
         yield
     finally:
-        FakeTensor.device = original
+        fakes_of.device = original
 
 
 def _hand_over(client: torch.optim.Optimizer, names: dict[int, str], params: dict[str, nn.Parameter]) -> None:

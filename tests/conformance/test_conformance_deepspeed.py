@@ -110,18 +110,16 @@ def test_a_new_name_is_no_event_and_a_new_storage_is_one():
     assert recording.events == [(0, 100), (1, 64), (2, 32), (2, -32), (1, -64)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="runs where DeepSpeed is installed")
-def test_the_installed_deepspeed_is_rehearsed():
+def test_the_installed_deepspeed_is_rehearsed_and_the_remedy_named_where_there_is_none():
     """Whatever the release: stage 2's states are 2 B x N of parameters, and 12 B x N / 2 of master and Adam."""
     sizes = {name: str(value) for name, value in RUN["sizes"].items()}
+    subject = load_subject(str(ROOT / "examples/gpt.py"), sets=sizes)
+    if importlib.util.find_spec("deepspeed") is None:
+        with pytest.raises(Problem, match=r"DeepSpeed is not installed: `pip install 'dsplan\[deepspeed\]'`"):
+            rehearse(subject, PLAN)
+        return
     try:
-        book = rehearse(load_subject(str(ROOT / "examples/gpt.py"), sets=sizes), PLAN).ledger
+        book = rehearse(subject, PLAN).ledger
     finally:
         end_children()
     assert book.resident_bytes == pytest.approx(929_536 * (2 + 6), rel=1e-3)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="runs where DeepSpeed is not installed")
-def test_without_deepspeed_the_remedy_is_named():
-    with pytest.raises(Problem, match=r"DeepSpeed is not installed: `pip install 'dsplan\[deepspeed\]'`"):
-        rehearse(load_subject(str(ROOT / "examples/gpt.py")), PLAN)
