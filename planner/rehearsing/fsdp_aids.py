@@ -42,9 +42,10 @@ def parts_when_asked() -> Iterator[None]:
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (_init_sharded_param), _fsdp_common.py (_chunk_with_empty).
     """
-    before = _fsdp_param._chunk_with_empty
-    _fsdp_param._chunk_with_empty = Parts  # type: ignore[assignment]
+    names = vars(_fsdp_param)
+    before = names["_chunk_with_empty"]
+    names["_chunk_with_empty"] = Parts
     try:
         yield
     finally:
-        _fsdp_param._chunk_with_empty = before
+        names["_chunk_with_empty"] = before
