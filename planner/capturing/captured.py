@@ -266,7 +266,7 @@ class Engine(nn.Module):
             self._recompute,
             micro_batch,
             sequence_length(self._inputs),
-            [*self._notes, *self._rules.notes, *flops.notes, *self._timeline.notes],
+            [*self._notes, *self._rules.notes, *flops.notes, *self._timeline.assumptions],
         )
         raise Captured(
             {

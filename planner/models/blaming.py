@@ -54,8 +54,14 @@ def as_problem(error: BaseException, path: Path, what: str, *, blind: bool = Fal
     state_bytes = "leave out sample_batch for state bytes alone"
     if script or path.suffix != ".py":
         state_bytes = "give a model file with build_model() and no sample_batch for state bytes alone"
+    if isinstance(error, ModuleNotFoundError) and error.name and not running:
+        return Problem(
+            f"{where}: imports {error.name}, which is not installed here; install it (pip), or import it only where it is used",
+            user_traceback=None,
+        )
     lack = _lacking(error, running, state_bytes)
     if lack is not None:
+        _, text = blame(error, path, to_the_end=False)
         return Problem(f"{where}: {_place(error, path)}{lack}", user_traceback=text)
     remedy = "correct it and run again"
     if blind:
@@ -73,9 +79,10 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {textwrap.shorten(text, 300) or 'no message'}"
 
 
-def blame(error: BaseException, path: Path) -> tuple[str, str | None]:
+def blame(error: BaseException, path: Path, *, to_the_end: bool = True) -> tuple[str, str | None]:
     """("file:line", the traceback from the user's first frame to where our instruments begin, without frames of ours).
 
+    to_the_end: with what the user's last line called.
     Without a frame of the user's file the place is the file, and there is no traceback where all frames are ours.
     """
     frames = traceback.extract_tb(error.__traceback__)
@@ -84,6 +91,8 @@ def blame(error: BaseException, path: Path) -> tuple[str, str | None]:
     theirs = [index for index in range(len(frames)) if index not in ours]
     first = own[0] if own else theirs[0] if theirs else len(frames)
     last = next((index for index in ours if index > (own[-1] if own else first)), len(frames))
+    if own and not to_the_end:
+        last = own[-1] + 1
     shown = [frames[index] for index in theirs if first <= index < last]
     text = None
     if shown:
@@ -96,7 +105,7 @@ def _is_of(filename: str, path: Path) -> bool:
     return Path(filename).resolve() == path.resolve()
 
 
-_HOUSE = Path(__file__).resolve().parent.parent
+_HOUSE = Path(__file__).resolve().parents[2]
 _ROOMS = tuple(_HOUSE / room for room in ("planner", "runtime", "schemas", "reports"))
 
 
@@ -141,7 +150,11 @@ def _lacking(error: BaseException, running: bool, state_bytes: str) -> str | Non
     if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.UnsupportedFakeTensorException)):
         return f"needs the values of a tensor on the host ({_operator(text)}), {without}; {way}"
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return f"calls {_operator(text)}, for which torch has no form without values, {without}; {way}"
+        return _unknown_operator(_operator(text), without, way)
+    if "no fake impl registered" in text:
+        return _unknown_operator(text.partition("(")[2].partition(")")[0] or "an operator", without, way)
+    if "Storage size calculation overflowed" in text:
+        return "makes a tensor of more than 2**63 bytes; feed fewer samples or shorter ones (--micro-batch, --seq-len)"
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return (
             f"makes a tensor larger than this host's free memory ({text[-120:]}); leave out device= and make it by torch or its "
@@ -155,8 +168,7 @@ def _lacking(error: BaseException, running: bool, state_bytes: str) -> str | Non
     if not isinstance(error, (RuntimeError, NotImplementedError, TypeError)):
         return None
     if "from the 'Meta' backend" in text:
-        operator = text.partition("'")[2].partition("'")[0]
-        return f"calls {operator}, for which torch has no form without values, {without}; {way}"
+        return _unknown_operator(text.partition("'")[2].partition("'")[0], without, way)
     if not any(part in text for part in _NO_VALUES):
         return None
     if running:
@@ -165,6 +177,14 @@ def _lacking(error: BaseException, running: bool, state_bytes: str) -> str | Non
         f"reads the values of a parameter while it is built ({text[:120]}), but dsplan builds the model without weights; take "
         "them from a plain number, a plain tensor or an argument"
     )
+
+
+def _unknown_operator(name: str, without: str, way: str) -> str:
+    remedy = way
+    if not name.startswith("aten"):
+        qualified = name if "::" in name else name.replace(".", "::", 1)
+        remedy = f'tell the shapes it returns with @torch.library.register_fake("{qualified}") (and register_autograd), {way}'
+    return f"calls {name}, for which torch has no form without values, {without}; {remedy}"
 
 
 _NO_VALUES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,17 @@ class Inputs(NamedTuple):
     @property
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """The tensors of what a model returns, also those that dataclasses hold."""
+    leaves = []
+    for leaf in tree_leaves(output):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            leaves += tensors_of([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        elif isinstance(leaf, torch.Tensor):
+            leaves.append(leaf)
+    return leaves
 
 
 def build_weightless(build: Callable[[], Any]) -> Any:
@@ -151,12 +163,23 @@ def metas(dtype: torch.dtype) -> Stand:
 def _stand(tensor: torch.Tensor, device: str, dtype: torch.dtype) -> torch.Tensor:
     kind = compute_dtype(tensor, dtype)
     data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=device)
-    return _parameter_like(tensor, data) if isinstance(tensor, nn.Parameter) else data
+    if isinstance(tensor, nn.Parameter):
+        return _parameter_like(tensor, data)
+    return data.requires_grad_(tensor.requires_grad) if tensor.is_leaf else data
 
 
 def stand_in(batch: Any, stand: Stand) -> Any:
-    """The batch with each tensor by what stands for it."""
-    return tree_map(lambda leaf: stand(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+    """The batch with each tensor by what stands for it; one that is fed twice (as tokens and labels) stays one."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = stand(leaf)
+        return made[id(leaf)]
+
+    return tree_map(once, batch)
 
 
 @contextmanager

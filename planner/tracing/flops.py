@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from dsplan.planner.models.weightless import Inputs, fakes, lent_weights, metas, stand_in
+from dsplan.planner.models.weightless import Inputs, fakes, lent_weights, metas, stand_in, tensors_of
 from dsplan.planner.tracing.kernels import NormalValues
 from dsplan.planner.tracing.operators import COUNTER_FORMULAS, FLOPS_PER_MAC, HANDLES, MetaConvolutions
 from dsplan.planner.tracing.repeating import KEPT, PATTERN, Run, find_runs, left_out
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 FVCORE, FLOP_COUNTER, UNKNOWN = "fvcore", "flop counter", "unknown"
 
@@ -171,7 +171,7 @@ class _Positional(nn.Module):
         for index, tensor in zip(self.places, tensors, strict=True):
             leaves[index] = tensor
         output = tree_unflatten(leaves, self.spec).feed(self.model)
-        return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+        return tuple(tensors_of(output))
 
 
 def _fvcore_macs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, float], dict[str, int]]:

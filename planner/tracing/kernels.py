@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from dsplan.planner.capturing.standing.functions import attention_backward
+from dsplan.planner.tracing.choices import KnownValues
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
@@ -113,11 +114,12 @@ def normal_value(tensor: torch.Tensor, number: float = 1.0) -> bool | int | floa
 
 
 class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers `.item()` of tensors without values with a normal step's value: a finite norm, no overflow."""
+    """Answers `.item()` of tensors without values with a normal step's value: a finite norm, no overflow, balanced experts."""
 
     def __init__(self, number: float = 1.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._number = number
+        self._known = KnownValues()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -129,8 +131,9 @@ class NormalValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its local operations come back here
         if func is torch.ops.aten._local_scalar_dense.default and (args[0].is_meta or isinstance(args[0], FakeTensor)):
-            return normal_value(args[0], self._number)
-        return func(*args, **(kwargs or {}))
+            value = None if args[0].is_meta else self._known.item(args[0])
+            return normal_value(args[0], self._number) if value is None else value
+        return self._known.call(func, *args, **(kwargs or {}))
 
 
 def grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: Any = None, *_: Any, **__: Any) -> torch.Tensor:

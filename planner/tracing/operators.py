@@ -149,6 +149,14 @@ def _einsum(inputs: Any, outputs: Any) -> float:
     return float(math.prod(sizes.values())) if len(terms) == 2 else 0.0
 
 
+def _recurrent(inputs: Any, outputs: Any) -> Counter[str]:
+    """LSTM, GRU and RNN: every step multiplies the input and the hidden state by all gates' weights."""
+    lists = [value for value in inputs if value.node().kind() == "prim::ListConstruct"]
+    weights = [_shape(value) for value in lists[-1].node().inputs()]
+    steps = math.prod(_shape(inputs[0])[:-1])
+    return Counter({"recurrent": steps * sum(math.prod(shape) for shape in weights if len(shape) == 2)})
+
+
 def _nothing(inputs: Any, outputs: Any) -> float:
     return 0.0
 
@@ -162,6 +170,10 @@ HANDLES: dict[str, Any] = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::_grouped_mm": _grouped,
     "aten::rms_norm": _nothing,
+    "aten::lstm": _recurrent,
+    "aten::gru": _recurrent,
+    "aten::rnn_tanh": _recurrent,
+    "aten::rnn_relu": _recurrent,
     "dsplan::attention": _stood_in_attention,
     "dsplan::linear_loss": _stood_in_loss,
 }
@@ -189,6 +201,27 @@ def _counted_attention_backward(gradient: Any, query: Any, key: Any, value: Any,
     return int(FLOPS_PER_MAC * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1]))
 
 
+def _counted_convolution_backward(
+    gradient: Any, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    extra: Any, groups: int, wanted: Any, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """A product as large as forward's for each of the two gradients, also where channels are grouped.
+
+    torch's own formula forgets the groups: a depthwise convolution's backward would cost as a dense one's.
+    """
+    forward = math.prod(input if transposed else gradient) * math.prod(weight[1:])
+    return int(FLOPS_PER_MAC * forward * (bool(wanted[0]) + bool(wanted[1])))
+
+
+def _counted_lstm(input: Any, of_input: Any, of_state: Any, *_: Any, **__: Any) -> int:
+    """One layer of an LSTM in fp32 on cpu, one way; weights are [gates, length]."""
+    return int(FLOPS_PER_MAC * math.prod(input[:-1]) * (math.prod(of_input) + math.prod(of_state)))
+
+
+def _counted_lstm_backward(*args: Any, **_: Any) -> int:
+    return 2 * _counted_lstm(*args)
+
+
 def _counted_products(like: Any, macs: int, *_: Any, **__: Any) -> int:
     return FLOPS_PER_MAC * macs
 
@@ -198,6 +231,9 @@ COUNTER_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _counted_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _counted_attention_backward,
     torch.ops.aten._grouped_mm: _counted_grouped,
+    torch.ops.aten.mkldnn_rnn_layer: _counted_lstm,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _counted_lstm_backward,
+    torch.ops.aten.convolution_backward: _counted_convolution_backward,
     torch.ops.dsplan.attention: _counted_stood_in_attention,
     torch.ops.dsplan.linear_loss: _counted_stood_in_loss,
     torch.ops.dsplan.products: _counted_products,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dsplan.planner.tracing.choices import KnownValues
 from dsplan.planner.tracing.kernels import grouped_mm, normal_value
 from dsplan.planner.tracing.operators import formulas
 from dsplan.planner.tracing.recording import OTHER, SPLIT, STATE, Cut, Event, Recording
@@ -79,6 +80,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         self._uses: list[set[int]] = []
         self._flops: list[list[int]] = []
         self._formulas = formulas()
+        self._known = KnownValues()
         own = set()
         for index, (name, module) in enumerate(model.named_modules()):
             own.add(module)
@@ -124,6 +126,11 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
             for param in params:
                 param.grad = None
 
+    @property
+    def assumptions(self) -> list[str]:
+        """What was taken for values that a step would have: of data, and of choices of experts."""
+        return [*dict.fromkeys([*self.notes, *self._known.notes])]
+
     def recording(self) -> Recording:
         return Recording(
             events=self._events,
@@ -147,6 +154,9 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            value = self._known.item(args[0])
+            if value is not None:
+                return value
             self.notes.append("a tensor's value is read (.item(), if tensor: ...); 1.0, 0 or False stood for it")
             return normal_value(args[0])
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -159,7 +169,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             func = grouped_mm  # its fake form takes bf16 alone
         self._use(args)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(functools.partial(self._known.call, func), types, args, kwargs)
         if formula is not None and self._flops:
             made = int(formula(*args, **(kwargs or {}), out_val=result))
             self._flops[-1][0] += made
@@ -170,6 +180,8 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
     def _use(self, values: Any) -> None:
         for value in values:
             if isinstance(value, FakeTensor):
+                if value.layout is not torch.strided:
+                    continue  # has no storage of its own
                 serial = self._serials.get(value.untyped_storage()._cdata)
                 if serial is not None and self._uses:
                     self._uses[-1].add(serial)

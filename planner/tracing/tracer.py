@@ -16,6 +16,7 @@ from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_inputs
 from dsplan.planner.models.kernel_checks import KernelChecks
 from dsplan.planner.models.load import ModelSubject, Subject
+from dsplan.planner.models.lost_gradients import no_gradient
 from dsplan.planner.models.weightless import (
     DTYPES,
     Inputs,
@@ -25,6 +26,7 @@ from dsplan.planner.models.weightless import (
     lent_weights,
     logical_shape,
     stand_in,
+    tensors_of,
 )
 from dsplan.planner.tracing.deriving import between
 from dsplan.planner.tracing.flops import Flops, disagreement, forward_flops
@@ -41,7 +43,7 @@ from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import NO_EVENTS, Param, Segment, Trace, Unit
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what it reports is raised as well
 
@@ -194,7 +196,7 @@ def sample(subject: ModelSubject, micro_batch: int, seq_len: int | None) -> Any:
             batch = subject.sample_batch(micro_batch, seq_len)
     except Problem:
         batch = subject.sample_batch(micro_batch, seq_len)
-    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
+    return stand_in(batch, lambda tensor: tensor.to("meta"))
 
 
 def inputs_of(batch: Any) -> Inputs:
@@ -334,7 +336,7 @@ def _record(
             del output  # as in a loop that keeps its batch and its loss
             timeline.run_backward(loss)
         loss_inside = subject.loss is None and not notes  # a note says that a mean stands for the loss
-        return _Recorded(timeline.recording(), [*notes, *timeline.notes], loss_inside)
+        return _Recorded(timeline.recording(), [*notes, *timeline.assumptions], loss_inside)
 
 
 def loss_of(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tensor, list[str]]:
@@ -357,10 +359,14 @@ def loss_of(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tenso
             notes.append(f"{source} has no loss(output, batch): the mean of the output stands for it")
         value = own
     if not value.requires_grad:
-        raise Problem(
-            f"{source}: the loss depends on no trainable parameter; check requires_grad and detach() in the model"
-        )
+        raise no_gradient(subject.file, str(source), subject.module, functools.partial(_once_more, subject, batch))
     return value, notes
+
+
+def _once_more(subject: ModelSubject, batch: Any) -> None:
+    output = inputs_of(batch).feed(subject.module)
+    if subject.loss is not None:
+        subject.loss(output, batch)
 
 
 def _own_loss(output: Any) -> torch.Tensor | None:
@@ -373,7 +379,7 @@ def _own_loss(output: Any) -> torch.Tensor | None:
 
 
 def _leaves(output: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    return tensors_of(output)
 
 
 def shape_of(value: Any) -> str:

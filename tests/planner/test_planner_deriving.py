@@ -115,6 +115,7 @@ def recording(*deltas):
         labels=["other"] * len(deltas),
         cuts=[(0, 0, "forward"), (len(deltas), -1, "backward")],
         uses=[set(), set()],
+        flops=[],
         modules=[""],
         owners=[],
     )

@@ -110,15 +110,50 @@ def test_attention_counts_and_norms_do_not():
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.cells = nn.LSTM(4, 8, batch_first=True)
+        self.long = nn.LSTM(4, 8, batch_first=True)
+        self.gated = nn.GRU(8, 6, batch_first=True)
 
     def forward(self, x):
-        return self.cells(x)[0]
+        return self.gated(self.long(x)[0])[0]
+
+
+def test_recurrent_layers_multiply_input_and_state_by_all_gates():
+    steps = 2 * 5
+    traced = flops(Recurrent, 2, 5, 4)
+    assert traced.forward_flops == 2 * steps * (4 * 8 * (4 + 8) + 3 * 6 * (8 + 6))
+    assert not any("FLOPs of forward" in note for note in traced.notes), "torch's counter comes to the same"
+
+
+class Crossed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cross = nn.Bilinear(4, 4, 8)
+
+    def forward(self, x):
+        return self.cross(x, x)
 
 
 def test_an_operator_without_a_formula_is_named():
-    traced = flops(Recurrent, 2, 5, 4)
-    assert any("aten::lstm (1 times) has no formula" in note for note in traced.notes)
+    traced = flops(Crossed, 2, 5, 4)
+    assert any("aten::bilinear (1 times) has no formula" in note for note in traced.notes)
+
+
+class Depthwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Conv2d(3, 32, 1)
+        self.each = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+
+    def forward(self, x):
+        return self.each(self.enter(x))
+
+
+def test_backward_of_grouped_convolutions_multiplies_within_their_groups():
+    """Two products as large as forward's; the first layer needs none for its input."""
+    enter, each = 16 * 16 * 3 * 32, 16 * 16 * 32 * 3 * 3
+    traced = flops(Depthwise, 2, 3, 16, 16)
+    assert traced.forward_flops == 2 * 2 * (enter + each)
+    assert traced.backward_flops == 2 * 2 * (enter + 2 * each)
 
 
 class Branching(nn.Module):

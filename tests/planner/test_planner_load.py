@@ -110,7 +110,7 @@ def test_a_model_that_reads_values_while_it_is_built(write):
         ("def build_model(:\n    pass\n", r"model\.py:1: not valid Python: .*; correct it and try again"),
         (
             "x = 1\nimport missing_thing\ndef build_model(): ...\n",
-            r"model\.py:2: .*ModuleNotFoundError: No module named 'missing_thing'",
+            r"model\.py:2: imports missing_thing, which is not installed here; install it",
         ),
         ("def build_model():\n    return 1 / 0\n", r"model\.py:2: build_model\(\) raised ZeroDivisionError"),
         ("def build_model():\n    return [1]\n", r"build_model\(\) returned a list, but must return a torch.nn.Module"),
@@ -473,7 +473,7 @@ def sample_batch(micro_batch):
         ("y.detach().cpu().numpy()", "Net.forward needs the values of a tensor on the host (.numpy() is not supported"),
         ("torch.equal(x, y)", "Net.forward needs the values of a tensor on the host (aten.equal), but dsplan runs the"),
         (
-            "x.split(torch.tensor([1, 3]).tolist(), dim=1)",
+            "x.split(x[0, :2].long().tolist(), dim=1)",
             "the model raised RuntimeError: split_with_sizes expects split_sizes to sum exactly to 4",
         ),
     ],
@@ -593,3 +593,55 @@ def test_a_model_file_that_asks_for_weights_is_built_from_the_config(write, tmp_
     subject = load_subject(path)
     assert all(param.is_meta for param in subject.module.parameters())
     assert type(subject.module).__name__ == "LlamaForCausalLM"
+
+
+LOST = """import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        FORWARD
+
+def build_model():
+    return Net()FROZEN
+
+def sample_batch(micro_batch, seq_len=None):
+    return (torch.zeros(micro_batch, 4),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "frozen", "expected"),
+    [
+        (
+            "return self.layer(x).detach().sum()",
+            "",
+            "model.py:10: Net.forward: the loss depends on no trainable .* detach",
+        ),
+        ("with torch.no_grad(): return self.layer(x).sum()", "", "model.py:10: Net.forward: .*without gradients here"),
+        ("return self.layer(x).argmax(-1).float().sum()", "", "model.py:10: Net.forward: .* argmax ends the gradient"),
+        (
+            "return self.layer(x).sum()",
+            ".requires_grad_(False)",
+            "model.py:13: no parameter of Net is trained: .* all 2",
+        ),
+    ],
+)
+def test_the_line_that_loses_the_gradient_is_named(write, forward, frozen, expected):
+    subject = load_subject(write("model.py", LOST.replace("FORWARD", forward).replace("FROZEN", frozen)))
+    with pytest.raises(Problem, match=expected):
+        trace(subject, precision="fp32")
+
+
+def test_a_kernel_of_ones_own_is_to_tell_its_shapes(write):
+    text = LOST.replace("FORWARD", "return torch.ops.dsplan_test.fused(self.layer(x)).sum()").replace("FROZEN", "")
+    defined = 'LIB = torch.library.Library("dsplan_test", "DEF")\nLIB.define("fused(Tensor x) -> Tensor")\n'
+    subject = load_subject(write("model.py", text + defined))
+    with pytest.raises(Problem, match="model.py:10: Net.forward calls dsplan_test.fused") as raised:
+        trace(subject, precision="fp32")
+    assert '@torch.library.register_fake("dsplan_test::fused")' in str(raised.value)
+    assert raised.value.user_traceback.count("File ") == 1, "the user's frame alone"
