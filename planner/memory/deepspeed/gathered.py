@@ -86,6 +86,11 @@ class Gathered(Rank):
                 running = members = 0
         return [*groups, (running, members)] if running else groups
 
+    @property
+    def checked(self) -> int:
+        """Bytes of the check for infinities: a bool an element, in fp16. Source: stage3.py, has_overflow."""
+        return self.shard if self.plan.precision == "fp16" else 0
+
     def on_device(self) -> list[int]:
         """The sub-groups that offload_optimizer.ratio leaves on the GPU: the first ones."""
         groups = self.sub_groups()
@@ -103,7 +108,7 @@ class Gathered(Rank):
         total = (
             states
             + self.summed * self.shard
-            + max((self.temporary_bytes(optimizer, [each]) for each in groups), default=0)
+            + max([self.checked, *(self.temporary_bytes(optimizer, [each]) for each in groups)])
         )
         if offload == "param":
             shards = self.width * self.shard + -(-self.frozen_bytes // self.degree)
@@ -188,7 +193,8 @@ class Gathered(Rank):
         if self.plan.offload != "none":
             groups = self.on_device()
             return [[Layer("temporary", int(layer.bytes), str(layer.why)) for layer in self.kernel(optimizer, groups)]]
-        alternatives = [[norm_of_one(self.pieces)]]
+        overflow = Layer("temporary", self.checked, f"check for infinities: 1 B x {self.per_rank(self.shard)}")
+        alternatives = [[overflow], [norm_of_one(self.pieces)]]
         for part, members in sorted(set(self.grouped)):
             cast = self.summed != self.master
             copied = members > 1 or cast  # else a view of the gradient serves

@@ -69,7 +69,8 @@ class Partitioned(Rank):
         if not self.offloads:
             return 0
         states = int(self.optimizer_states(optimizer, [self.part]).bytes)
-        summed = self.width * self.whole if self.plan.accumulation > 1 and not self.compact else 0
+        waits = self.plan.accumulation > 1 and self.plan.zero_stage == 2 and not self.compact
+        summed = self.width * self.whole if waits else 0
         return (
             (2 * self.master + self.width) * self.part
             + states
@@ -121,18 +122,15 @@ class Partitioned(Rank):
         if self.offloads and again and not first:  # before the last micro-batch nothing is normed, and less let go of
             ways.append(replace(rules, keeps_own=True, norms=False))
         arriving = self.arriving(beats)
+        running = np.asarray(self.activations(beats).bytes) + np.asarray(arriving.bytes)
         taken = []
         for way in ways:
-            moves = reduced(way, self.dealt, order, self.owners, held=held, at_end=waits, part=part)
+            inside, after = reduced(way, self.dealt, order, self.owners, held=held, at_end=waits, part=part)
             columns = [
-                self.by_gradient(*(side[:, column] for side in moves), before)
+                self.by_gradient(inside[:, column], after[:, column], before)
                 for column, before in ((FULL, held), (PART, part), (COPY, 0), (CAST, 0))
             ]
-            total = (
-                self.activations(beats).bytes
-                + arriving.bytes
-                + sum(width_ * column for width_, column in zip((*way.widths, 1, 1), columns, strict=True))
-            )
+            total = running + np.asarray(columns).T @ np.array((*way.widths, 1, 1), dtype=np.int64)
             taken.append((int(total.max()), columns))
         full, part_held, copies, cast = max(taken, key=lambda each: each[0])[1]
         layers = [
@@ -142,15 +140,45 @@ class Partitioned(Rank):
             Layer("temporary", copies, lambda row: f"copies of what the bucket holds: {size(int(copies[row]))}"),
             Layer("temporary", cast, lambda row: f"a reduced gradient cast: {size(int(cast[row]))}"),
         ]
+        if upcast:
+            come = np.array([self.dealt[place] for place in order] + [0], dtype=np.int64)
+            layers.append(
+                per_element("grads", self.width, self.by_gradient(come, 0 * come), "a gradient until it is cast")
+            )
         if contiguous:
             doubled = " x 2 (overlap_comm)" if self.overlap else ""
             since = self.by_gradient(
-                np.ones(len(order) + 1, np.int64), np.ones(len(order) + 1, np.int64), int(again and waits)
+                np.ones(len(order) + 1, np.int64), np.ones(len(order) + 1, np.int64), int(again and first)
             )
             bytes_ = width * knobs.reduce_bucket_size * (2 if self.overlap else 1)
             why = f"reduce bucket: {width} B x {count(knobs.reduce_bucket_size)}{doubled}"
             layers.append(Layer("buckets", bytes_ * since, why))
         return layers
+
+    def taken_over(self) -> list[Layer]:
+        """Stage 1 beside fp32 sums: those of other partitions stay until the step, and with them the bucket they lie in.
+
+        Source: stage_1_and_2.py, clear_backward_seen_flag; free_grad_in_param_list.
+        """
+        knobs = self.knobs
+        if self.plan.zero_stage != 1 or self.summed == self.width:
+            return []
+        others = [numel for numel, own in zip(self.dealt, self.owners.own, strict=True) if not own]
+        if not (knobs.contiguous_gradients or self.offloads):
+            others = list(self.dealt)
+            inside: list[int] = []
+        else:
+            inside = [numel for numel in others if numel <= knobs.reduce_bucket_size]
+        apart = sum(others) - sum(inside)
+        buckets = min(2 if self.overlap else 1, -(-sum(inside) // max(1, knobs.reduce_bucket_size)))
+        return [
+            Layer("grads", self.summed * apart, f"sums of all: {self.summed} B x {count(apart)}"),
+            Layer(
+                "buckets",
+                self.summed * buckets * knobs.reduce_bucket_size,
+                f"buckets in which sums lie: {buckets} x {self.summed} B x {count(knobs.reduce_bucket_size)}",
+            ),
+        ]
 
     def steps(self, optimizer: OptimizerSpec) -> list[list[Layer]]:
         pieces = self.owned
@@ -171,12 +199,12 @@ class Partitioned(Rank):
             ]
         summed = Layer("grads", self.summed * self.part, f"own partition: {self.summed} B x {self.per_rank(self.part)}")
         if self.offloads:
-            return [[summed] if self.compact else [], *between]
+            return [[summed, *self.taken_over()] if self.compact else [], *between]
         kernel = self.kernel(optimizer, [self.part])
         high = self.master * self.part
         step = [Layer("grads", high, f"{self.master} B x {self.per_rank(self.part)}"), *kernel]
         if self.compact:
-            return [[summed, norm_of_one(pieces)], step, *between]
+            return [[*self.taken_over(), summed, norm_of_one(pieces)], step, *between]
         held = Layer("grads", self.width * self.whole, f"own partition: {self.width} B x {count(self.whole)}")
         norm = norm_of_one(pieces)
         flat = self.width * self.part if len(pieces) != 1 or pieces[0] != self.part else 0

@@ -27,6 +27,7 @@ class Plain(Rank):
         ]
         if self.mixed:
             layers.append(Layer("optimizer", FP32 * self.trained, f"fp32 master: 4 B x {count(self.trained)} params"))
+            layers.append(self.first_sums(optimizer))
         return [
             *layers,
             self.optimizer_states(optimizer, [self.trained] if self.flat(optimizer) else self.trained_numels),
@@ -104,6 +105,7 @@ class Accumulated(Plain):
                 "grads", self.summed * flat, f"gradients of the whole model: {self.summed} B x {count(self.trained)}"
             ),
             Layer("optimizer", FP32 * self.part, f"fp32 master: 4 B x {self.per_rank(self.part)}"),
+            self.first_sums(optimizer),
             self.optimizer_states(optimizer, [self.part]),
         ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsplan.planner.memory.deepspeed.beats import ENTER, GRAD, LEAVE, Beats, after_blocks
-from dsplan.schemas.trace import Param, Trace
+from dsplan.schemas.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def saved_weights(trace: Trace, beats: Beats) -> tuple[Saved, ...]:
             for param in beats.module_params[what]:
                 if not beats.params[param].trainable:
                     ends[param] = mark
-    candidates = linear_weights(trace, beats.params)
+    candidates = linear_weights(trace, beats)
     backward = {param: [mark for mark in entered.get(param, ()) if beats.backward[mark]] for param in candidates}
     recomputed = 2 * sum(len(marks) > 1 for marks in backward.values()) > len(candidates)
     found = []
@@ -49,12 +49,17 @@ def saved_weights(trace: Trace, beats: Beats) -> tuple[Saved, ...]:
     return tuple(found)
 
 
-def linear_weights(trace: Trace, params: tuple[Param, ...]) -> list[int]:
+def linear_weights(trace: Trace, beats: Beats) -> list[int]:
     """Places of the weights of linear layers, told by their shapes: two dims, a bias as long as the first.
 
-    Embeddings save nothing: what is used before the blocks counts as such.
+    Embeddings save nothing: what is used before the blocks alone, or before the first norm where no blocks were found,
+    counts as such.
     """
-    later = {param.name for unit in trace.units if unit.name for param in unit.params} | after_blocks(trace)
+    params = beats.params
+    if trace.blocks:
+        later = {param.name for unit in trace.units if unit.name for param in unit.params} | after_blocks(trace)
+    else:
+        later = _after_first_norm(beats)
     biases = {param.name: param.shape for param in params}
     found = []
     for place, param in enumerate(params):
@@ -63,3 +68,13 @@ def linear_weights(trace: Trace, params: tuple[Param, ...]) -> list[int]:
         if len(param.shape) == 2 and last == "weight" and bias == param.shape[:1] and param.name in later:
             found.append(place)
     return found
+
+
+def _after_first_norm(beats: Beats) -> set[str]:
+    """Names of the parameters that a module uses which is entered after the first one whose parameters are all vectors."""
+    entered = [beats.module_params[what] for kind, what in beats.marks if kind == ENTER]
+    norms = (
+        index for index, held in enumerate(entered) if held and all(len(beats.params[at].shape) < 2 for at in held)
+    )
+    first = next(norms, -1)
+    return {beats.params[place].name for held in entered[first + 1 :] for place in held}

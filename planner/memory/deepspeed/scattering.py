@@ -83,8 +83,9 @@ def _reduction(rules: Scatter, members: list[_Member], full: int, arriving: int)
     casts = rules.sent != rules.summed
     if rules.contiguous and not rules.scatters and elements <= rules.bucket:
         made = rules.summed * elements if casts else 0
-        sending = (full + arriving, 0, made)
-        left = (0, made)
+        scaled = rules.sent * elements * (rules.degree > 1)  # mul() by gradient_predivide_factor makes a copy
+        sending = (full + arriving, scaled, made)
+        left = (0, made) if casts else (scaled, 0)
     else:
         upcast = sum(member.numel for member in members if member.apart) if rules.sent != rules.computed else 0
         alone = len(members) == 1 and elements % rules.degree == 0
