@@ -305,7 +305,7 @@ def _zero3(plan: Plan) -> _Move:
 
 def _selective(plan: Plan) -> _Move:
     changed = replace(plan, recompute="selective") if plan.recompute == "none" else None
-    return _Move("recompute", "recompute selective", "attention's forward twice", changed)
+    return _Move("recompute", "recompute selective", "norms, activation functions and unfused attention twice", changed)
 
 
 def _recompute(plan: Plan) -> _Move:

@@ -25,7 +25,8 @@ MicroBatchOption = Annotated[int | None, varied("--micro-batch", "Samples per GP
 AccumulationOption = Annotated[int | None, varied("--accumulation", "Micro-batches per step.", min=1)]
 SeqLenOption = Annotated[int | None, varied("--seq-len", "Tokens per sample.", min=1)]
 RecomputeOption = Annotated[
-    RecomputeName | None, varied("--recompute", "Activation checkpointing: of each block, or of attention alone.")
+    RecomputeName | None,
+    varied("--recompute", "Activation checkpointing of each block; selective keeps its products and fused attention."),
 ]
 OffloadOption = Annotated[OffloadName | None, varied("--offload", "What lives on the host.")]
 OptimizerOption = Annotated[str | None, varied("--optimizer", "adamw, sgd, adamw-8bit, ...", metavar="NAME")]

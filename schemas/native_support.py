@@ -259,13 +259,6 @@ def _types(raw: Mapping[str, Any]) -> Iterator[tuple[str, Level, str]]:
             f"{scheduler} is not carried out by the native engine; use one of {', '.join(SCHEDULERS)}, or pass a torch "
             "scheduler to initialize",
         )
-    recompute = _name(raw, "dsplan", "recompute")
-    if recompute == "selective":
-        yield (
-            "/dsplan/recompute",
-            "error",
-            '"selective" is not carried out by the native engine yet; use "full" or "none"',
-        )
     own = raw["dsplan"] if isinstance(raw.get("dsplan"), Mapping) else {}
     for name, what, one in (
         ("pipeline_stages", "pipelines are", 1),

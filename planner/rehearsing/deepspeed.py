@@ -66,8 +66,6 @@ def refuse(subject: Subject, plan: Plan) -> None:
             raise Problem(
                 f"rehearsal of deepspeed with {name} {getattr(plan.layout, name)} is not available yet{STANDS}"
             )
-    if plan.recompute == "selective":
-        raise Problem(f"rehearsal of deepspeed with recompute selective is not available yet{STANDS}")
     if plan.knobs.nvme_optimizer or plan.knobs.nvme_params:
         raise Problem(f"rehearsal of deepspeed with offload to nvme is not available yet{STANDS}")
 

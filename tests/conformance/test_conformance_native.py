@@ -98,9 +98,11 @@ def test_formula_is_the_rehearsal_where_parameters_rule(zero_stage, precision, a
     assert formula.resident_bytes == rehearsed.resident_bytes
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_formula_is_the_rehearsal_under_recompute(zero_stage):
-    of = plan(zero_stage, "bf16", seq_len=SEQ_LEN, micro_batch=MICRO_BATCH, recompute="full")
+@pytest.mark.parametrize(
+    ("zero_stage", "recompute"), [(0, "full"), (2, "full"), (3, "full"), (0, "selective"), (3, "selective")]
+)
+def test_formula_is_the_rehearsal_under_recompute(zero_stage, recompute):
+    of = plan(zero_stage, "bf16", seq_len=SEQ_LEN, micro_batch=MICRO_BATCH, recompute=recompute)
     formula, rehearsed = predicted(TEN_MILLION, of), rehearse(subject(*TEN_MILLION.items()), of)
     assert phases(formula) == pytest.approx(phases(rehearsed), rel=0.001)
 

@@ -211,7 +211,7 @@ def test_an_assertion_that_cannot_be_read_is_refused(expression: str) -> None:
         (("--tp", "x"), ("--tp",)),
         (("--optimizer", "magic"), ("magic", "adamw")),
         (("--set", "layers"), ("--set layers", "name=value")),
-        (("--recompute", "selective"), ("selective", "full")),
+        (("--recompute", "some"), ("some", "selective", "full")),
         (("--packed",), ("--packed is for the config of a Hugging Face model",)),
         (("--micro-batch", "1000000000000000"), ("more than 2**63 bytes", "--micro-batch")),
         (("--", "--epochs", "3"), ("--epochs", "training script", "--set")),

@@ -261,12 +261,13 @@ def shared_part(shared):
     return loss.item(), plain_loss.item(), len(engine.units)
 
 
-def test_recompute_gives_the_same_losses():
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recompute_gives_the_same_losses(recompute):
     from training import engine_losses
 
     config = {"zero_optimization": {"stage": 3}, "gradient_clipping": 0.0}
     plain = run_ranks(2, engine_losses, config, "sgd", 5)
-    assert run_ranks(2, engine_losses, {**config, "dsplan": {"recompute": "full"}}, "sgd", 5) == plain
+    assert run_ranks(2, engine_losses, {**config, "dsplan": {"recompute": recompute}}, "sgd", 5) == plain
 
 
 def test_an_evaluation_between_backward_and_step_does_not_freeze_what_it_gathered():

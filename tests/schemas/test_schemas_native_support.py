@@ -48,7 +48,6 @@ def test_what_is_switched_off_or_unknown_needs_no_word(config):
         ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "/bf16/bf16_master_weights_and_grads"),
         ({"compile": {"deepcompile": True}}, "/compile"),
         ({"torch_autocast": {"enabled": True}}, "/torch_autocast"),
-        ({"dsplan": {"recompute": "selective"}}, "/dsplan/recompute"),
     ],
 )
 def test_what_would_train_or_hold_something_else_is_an_error(config, pointer):
