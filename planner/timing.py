@@ -90,7 +90,7 @@ def _work(trace: Trace, plan: Plan, gpu: Gpu, rate: float) -> _Work:
     )  # each byte is written once and read once by the next operator
     forward = max(trace.forward_flops * share / flop_rate, weights_seconds) + touched
     backward = max(backward_flops * share / flop_rate, weights_seconds + grads_seconds) + BACKWARD_PER_FORWARD * touched
-    again = again_flops * share / flop_rate + touched if again_flops or trace.recompute == "full" else 0.0
+    again = again_flops * share / flop_rate + touched if again_flops or trace.recompute != "none" else 0.0
     return _Work(forward=forward, backward=backward + again)
 
 

@@ -17,7 +17,7 @@ from dsplan.planner.rows import estimate_row, rehearsed_row
 from dsplan.planner.settings import Flags, Settings
 from dsplan.planner.terminal import Told, quiet
 from dsplan.planner.tuned_files import DEFAULT_LEARNING_RATE, plan_file
-from dsplan.schemas.choices import optimizer_named
+from dsplan.schemas.choices import RECOMPUTES, optimizer_named
 from dsplan.schemas.cluster import Cluster, parse_cluster
 from dsplan.schemas.companion import Companion, read_companion
 from dsplan.schemas.config import DsConfig
@@ -162,7 +162,7 @@ def _rows(
 ) -> tuple[list[Row], dict[str, int]]:
     """Every runnable row, and what was left out. Of a plan's micro-batches none is tried above the first that does not fit."""
     templates, skipped = _templates(subject, settings, cluster, wanted)
-    policies = (recompute_asked,) if recompute_asked else ("none", "full")
+    policies = (recompute_asked,) if recompute_asked else RECOMPUTES
     recomputes = policies if settings.engine == "native" else (settings.recompute,)
     rows: list[Row] = []
     failed: Problem | None = None

@@ -55,7 +55,8 @@ def test_estimate_has_the_contracts_fields() -> None:
     assert schema_errors("estimate", report) == []
     assert set(report) == {"version", "model", "cluster", "rows", "skipped", "explain"}
     assert report["version"] == 1
-    assert set(report["model"]) == {"source", "params", "trainable_params", "forward_flops", "flops_source"}
+    counted = {"forward_flops", "backward_flops", "recompute_flops", "flops_source"}
+    assert set(report["model"]) == {"source", "params", "trainable_params"} | counted
     for row in report["rows"]:
         assert set(row) == ROW
         assert set(row["memory"]) == MEMORY
