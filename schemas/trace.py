@@ -72,8 +72,12 @@ class Point:
     grad_bytes: int
 
 
-ACTIVATION, SPLIT_ACTIVATION = -1, -2
-"""Labels of storages: SPLIT_ACTIVATION is what tensor parallelism divides. 0 and up: the gradient of that parameter."""
+ACTIVATION, SPLIT_ACTIVATION, READ = -1, -2, -3
+"""Labels of storages: SPLIT_ACTIVATION is what tensor parallelism divides. 0 and up: the gradient of that parameter.
+
+READ: no bytes, a mark. A linear with a frozen weight reads the storage of the event that follows the mark's first one (of 0
+bytes too), and if it kept that for its backward, would let go of it at the mark's second event.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +90,12 @@ class Events:
     storage: Sequence[int]
     """By event: which one, numbered from 0."""
     delta_bytes: Sequence[int]
-    """By event: made or grown (+), freed or shrunk (-). 0: the gradient of that parameter is whole, and lies in that storage."""
+    """By event: made or grown (+), freed or shrunk (-). 0: the gradient of that parameter is whole, and lies in that storage;
+    or what READ says."""
     module: Sequence[int]
     """By event: the module that ran, an index of `modules`."""
     label: Sequence[int]
-    """By storage: ACTIVATION, SPLIT_ACTIVATION, or the index in `Trace.all_params` whose gradient it is."""
+    """By storage: ACTIVATION, SPLIT_ACTIVATION, READ, or the index in `Trace.all_params` whose gradient it is."""
     modules: tuple[str, ...] = ("",)
     """Names of modules; the first is the model itself, or the loss around it."""
 

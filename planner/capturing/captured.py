@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dsplan.planner.capturing.resizing import Resize
 from dsplan.planner.models.weightless import DTYPES, Inputs, Stand, compute_dtype, fakes, lazy_names, lent_weights
 from dsplan.planner.tracing.flops import forward_flops
+from dsplan.planner.tracing.frozen_inputs import watching
 from dsplan.planner.tracing.kernels import GpuKernels, NormalValues
 from dsplan.planner.tracing.splitting import splitting
 from dsplan.planner.tracing.timeline import Timeline
@@ -219,7 +220,7 @@ class Engine(nn.Module):
             self._inputs = cast
             self._timeline = Timeline(self.module, [block for _, block in self._blocks], self._rules.roles)
             apply_recompute(self.module, self._recompute)  # type: ignore[arg-type]
-            for context in (resize, self._mode, GpuKernels(), self._timeline):
+            for context in (resize, self._mode, GpuKernels(), watching(self.module, self._timeline), self._timeline):
                 self._open.enter_context(context)
             self._timeline.start(cast.tensors)
             resize.timeline = self._timeline

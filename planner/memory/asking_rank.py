@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsplan.planner.memory.allocator import SMALL
+from dsplan.planner.memory.kept_inputs import as_run
 from dsplan.planner.memory.replay import block_cut
 from dsplan.planner.memory.shards import local_numel
 from dsplan.schemas.optimizer import on_shards
@@ -25,7 +26,7 @@ class AskingRank:
     """One rank's requests, appended in time order. Storages of the trace are numbered anew in each pass."""
 
     def __init__(self, trace: Trace, plan: Plan):
-        self.trace, self.plan, self.knobs = trace, plan, plan.knobs
+        self.trace, self.plan, self.knobs = as_run(trace, plan), plan, plan.knobs
         self.width = PRECISION_BYTES[plan.precision]
         self.events: list[tuple[int, int]] = []
         self.streams: dict[int, int] = {}
@@ -84,7 +85,7 @@ class AskingRank:
                     events.module[bounds[place] : bounds[place + 1]],
                     strict=True,
                 )
-                if large[storage]
+                if large[storage] and (delta or label[storage] >= 0)
             ]
             if tp > 1:
                 kept = [(storage, self.local(delta, told), told, module) for storage, delta, told, module in kept]

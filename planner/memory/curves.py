@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dsplan.planner.memory.kept_inputs import as_run
 from dsplan.planner.memory.replay import stages_of
 from dsplan.schemas.ledger import CATEGORIES, Category, Ledger, Moment
 from dsplan.schemas.plan import Plan
@@ -39,7 +40,7 @@ class _Event:
 
 def instants(trace: Trace, plan: Plan, book: Ledger, pp_stage: int) -> list[Instant]:
     """The micro-batch in which the ledger's moments lie, then the optimizer step. book: of that pipeline stage."""
-    events = list(_events(trace, plan, pp_stage))
+    events = list(_events(as_run(trace, plan), plan, pp_stage))
     step = next(moment for moment in book.moments if moment.phase == "step")
     found: list[Instant] = []
     resident = {category: step.category_bytes(category) for category in HELD} | {"temporary": 0, "grads": 0}
@@ -79,7 +80,7 @@ def _events(trace: Trace, plan: Plan, pp_stage: int) -> Iterator[_Event]:
         unit = trace.units[segment.unit].name
         while number < firsts[index + 1]:
             label = trace.events.label[trace.events.storage[number]]
-            if label < 0:
+            if label in levels:
                 levels[label] += trace.events.delta_bytes[number]
             if stages[index] == pp_stage:
                 module = trace.events.modules[trace.events.module[number]]

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from dsplan.schemas.trace import ACTIVATION, SPLIT_ACTIVATION, Events, Point, Segment, TracePhase
+from dsplan.schemas.trace import ACTIVATION, READ, SPLIT_ACTIVATION, Events, Point, Segment, TracePhase
 
-STATE, OTHER, SPLIT = "state", "other", "split"
-"""Categories of storages: what the model holds; all else; the part of it that tensor parallelism divides."""
+STATE, OTHER, SPLIT, MARK = "state", "other", "split", "mark"
+"""Categories of storages: what the model holds; all else; the part of it that tensor parallelism divides; no bytes, but when
+a linear with a frozen weight would keep its input."""
 
-_LABELS = {OTHER: ACTIVATION, SPLIT: SPLIT_ACTIVATION}
+_LABELS = {OTHER: ACTIVATION, SPLIT: SPLIT_ACTIVATION, MARK: READ}
 
 Event = tuple[int, int, int]
 """(storage, bytes made or freed, module)."""
@@ -54,7 +55,7 @@ class Recording:
                 label = self.labels[storage]
                 if isinstance(label, int):
                     grads[self.owners[label]] += delta
-                elif label != STATE:
+                elif label in live:
                     live[label] += delta
                 if delta > 0 and label != STATE:
                     points.append(_point(live, grads[unit]))

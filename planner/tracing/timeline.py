@@ -13,7 +13,7 @@ import torch
 from dsplan.planner.tracing.choices import KnownValues
 from dsplan.planner.tracing.kernels import grouped_mm, normal_value
 from dsplan.planner.tracing.operators import formulas
-from dsplan.planner.tracing.recording import OTHER, SPLIT, STATE, Cut, Event, Recording
+from dsplan.planner.tracing.recording import MARK, OTHER, SPLIT, STATE, Cut, Event, Recording
 from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.trace import Events, Segment, TracePhase
 from torch import nn
@@ -300,7 +300,7 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if grad_inputs[index] is not None:
             self._label(grad_inputs[index], ordinal)
 
-    def _label(self, tensor: torch.Tensor, label: int) -> int | None:
+    def _label(self, tensor: torch.Tensor, label: int | str) -> int | None:
         """The number of the tensor's storage, which bears that label now."""
         try:
             storage = tensor.untyped_storage()
@@ -310,6 +310,16 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if serial is not None:
             self._labels[serial] = label
         return serial
+
+    def mark_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A mark without bytes, for who reads the tensor to save; None where the model itself holds what is read."""
+        read = self._serials.get(tensor.untyped_storage()._cdata)
+        if read is None or self._labels[read] == STATE:
+            return None
+        mark = torch.empty(0)
+        self._label(mark, MARK)
+        self._events.append((read, 0, self._module))
+        return mark
 
     def _change(self, key: int, category: str, delta: int) -> None:
         super()._change(key, category, delta)

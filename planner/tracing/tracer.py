@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from dsplan.planner.capturing.standing import stand_ins
+from dsplan.planner.compiler_put_off import compiler_put_off, is_put_off
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.calling import check_inputs
 from dsplan.planner.models.kernel_checks import KernelChecks
@@ -30,6 +31,7 @@ from dsplan.planner.models.weightless import (
 )
 from dsplan.planner.tracing.deriving import between
 from dsplan.planner.tracing.flops import Flops, disagreement, forward_flops
+from dsplan.planner.tracing.frozen_inputs import watching
 from dsplan.planner.tracing.half_types import TWINS, names_half_types
 from dsplan.planner.tracing.kernels import GpuKernels
 from dsplan.planner.tracing.recording import Recording
@@ -78,7 +80,7 @@ def trace(
         if twin is not None and not names_half_types(subject.module, _functions_of(subject)):
             subject.traces[key] = replace(twin, precision=precision)
         else:
-            with stand_ins() as stood_in:
+            with compiler_put_off(), stand_ins() as stood_in:
                 made = _trace_model(subject, precision, recompute, micro_batch or 1, seq_len, count_flops)
             subject.traces[key] = replace(made, notes=tuple(dict.fromkeys([*made.notes, *stood_in])))
     return subject.traces[key]
@@ -286,7 +288,7 @@ def _derived(known: Mapping[_Size, _Recorded], at: _Size) -> _Recorded | None:
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """What torch.compile wraps runs as it is written: what it fuses is not foreseen, and compiling costs minutes."""
-    if "torch._dynamo" not in sys.modules:
+    if "torch._dynamo" not in sys.modules or is_put_off():
         yield
         return
     with torch.compiler.set_stance("force_eager"):
@@ -328,7 +330,16 @@ def _record(
         apply_recompute(module, recompute)  # type: ignore[arg-type]
         blind = functools.partial(bool, timeline.notes)
         checks = KernelChecks(module, subject.file)
-        with user_code(subject.file, "the model raised", blind), uncompiled(), mode, GpuKernels(), checks, timeline:
+        watched = watching(module, timeline)
+        with (
+            user_code(subject.file, "the model raised", blind),
+            uncompiled(),
+            mode,
+            GpuKernels(),
+            checks,
+            watched,
+            timeline,
+        ):
             inputs = inputs_of(batch)
             timeline.start(inputs.tensors)
             output = inputs.feed(module)

@@ -106,7 +106,8 @@ def beats_of(trace: Trace, split: Split, stage: int, *, modules: bool, weights_f
     """The beats of a pipeline stage, remembered per trace; modules: also where modules begin and end. None: not traced."""
     if not trace.segments:
         return None
-    key = (id(trace.segments), split, stage, modules, weights_first)
+    step = (id(trace.segments), id(trace.events))
+    key = (step, split, stage, modules, weights_first)
     found = _remembered.get(key)
     if found is None or not _same_step(found[0], trace):
         if len(_remembered) > 1024:
@@ -117,12 +118,12 @@ def beats_of(trace: Trace, split: Split, stage: int, *, modules: bool, weights_f
             (True, True, every.weights_first()),
             (False, False, every.by_gradient()),
         ):
-            _remembered[id(trace.segments), split, stage, with_modules, first] = (trace, beats)
+            _remembered[step, split, stage, with_modules, first] = (trace, beats)
         found = _remembered[key]
     return found[1]
 
 
-_remembered: dict[tuple[int, Split, int, bool, bool], tuple[Trace, Beats]] = {}
+_remembered: dict[tuple[tuple[int, int], Split, int, bool, bool], tuple[Trace, Beats]] = {}
 
 
 def _same_step(one: Trace, other: Trace) -> bool:

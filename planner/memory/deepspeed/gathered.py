@@ -13,6 +13,7 @@ from dsplan.planner.memory.deepspeed.fetching import FLAT, HELD, SAVED, Limits, 
 from dsplan.planner.memory.deepspeed.rank import FP32, Rank, norm_of_one, per_element
 from dsplan.planner.memory.deepspeed.saved_weights import saved_weights
 from dsplan.planner.memory.deepspeed.scattering import COPY, FULL, PIECES, Scatter, scattered
+from dsplan.planner.memory.kept_inputs import as_run
 from dsplan.planner.memory.replay import Layer
 from dsplan.schemas.optimizer import OptimizerSpec
 from dsplan.schemas.plan import Plan
@@ -24,7 +25,7 @@ class Gathered(Rank):
     sees_modules = True
 
     def __init__(self, trace: Trace, plan: Plan, stage: int):
-        super().__init__(trace, plan, stage)
+        super().__init__(as_run(trace, plan), plan, stage)
         knobs = plan.knobs
         if knobs.mics_shard_size > 0:
             self.degree = min(self.degree, knobs.mics_shard_size)
