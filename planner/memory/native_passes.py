@@ -252,9 +252,12 @@ class _Passes:
                 )
             else:
                 layers.append(Layer("grads", FP32 * reduced[timeline.segment], why))
-            # reducing: the full gradients beside the new flat input; then that beside its output, and the output in fp32
+            # reducing: the full gradients beside the new flat input; then that beside its output, the output in fp32, and
+            # the last gradient, which the loop variable of foreach_reduce still holds
             new = np.where(backward & ((unit > 0) | self.ends), unit, -1)
             output = (width + (FP32 if self.mixed else 0)) * sizes.trainable_shard[new]
+            if self.way.degree > 1:
+                output = output + width * sizes.last_trained[new]
             full = self.grads_of(waits and not pass_.first)
             reducing = width * sizes.trainable_padded[new] + np.maximum(0, output - full)
             previous = width * sizes.trainable_padded[timeline.reduced_before]

@@ -44,6 +44,8 @@ class Shards:
     largest_by_unit: Counts
     ratio: NDArray[np.float64]
     """By unit: the part of its elements that one tp rank holds."""
+    last_trained: Counts
+    """Elements of the trainable tensor that FSDP2 lists last in the unit."""
     cast_excess: Counts
     """What tensor-by-tensor casting of the unit takes at most beyond the unit itself."""
     trained_shapes: tuple[tuple[tuple[int, ...], ...], ...]
@@ -146,6 +148,7 @@ class _Sizes:
     trainable_shard: int
     tensors: int
     largest_by_unit: int
+    last_trained: int
     cast_excess: int
     largest_shard: int
     trained_shapes: tuple[tuple[int, ...], ...]
@@ -184,6 +187,7 @@ _COLUMNS = (
     "trainable_shard",
     "tensors",
     "largest_by_unit",
+    "last_trained",
     "cast_excess",
 )
 
@@ -214,7 +218,25 @@ def _sizes(params: tuple[Param, ...], tp: int, dp_shard: int, width: int) -> _Si
         for name, value in added.items():
             sums[name] += value
     sums["cast_excess"] = excess - made
+    sums["last_trained"] = local_numel(last, tp) if (last := last_listed(params)) else 0
     return _Sizes(**sums, largest_shard=largest_shard, trained_shapes=tuple(trained))
+
+
+def last_listed(params: tuple[Param, ...]) -> Param | None:
+    """The trainable parameter that FSDP2 lists last: children come before a module's own parameters.
+
+    params go by module, as in named_parameters. Source: torch/distributed/fsdp/_fully_shard/_fsdp_init.py
+    (_get_managed_modules).
+    """
+    left = [(param.name.split("."), param) for param in params if param.trainable]
+    depth = 0
+    while len(left) > 1:
+        own = [entry for entry in left if len(entry[0]) == depth + 1]
+        if own:
+            return own[-1][1]
+        left = [entry for entry in left if entry[0][depth] == left[-1][0][depth]]
+        depth += 1
+    return left[0][1] if left else None
 
 
 def _ratio(units: tuple[Unit, ...], kinds: tuple[int, ...], tp: int) -> NDArray[np.float64]:

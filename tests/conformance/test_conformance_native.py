@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -105,6 +106,36 @@ def test_formula_is_the_rehearsal_under_recompute(zero_stage, recompute):
     of = plan(zero_stage, "bf16", seq_len=SEQ_LEN, micro_batch=MICRO_BATCH, recompute=recompute)
     formula, rehearsed = predicted(TEN_MILLION, of), rehearse(subject(*TEN_MILLION.items()), of)
     assert phases(formula) == pytest.approx(phases(rehearsed), rel=0.001)
+
+
+HEADS = """
+import torch
+from torch import nn
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Parameter(torch.zeros(701, 303))
+        self.first = nn.Linear(701, 59)
+
+    def forward(self, x):
+        return (x @ self.last).mean() + self.first(x).mean()
+
+build_model = Heads
+
+def sample_batch(micro_batch, seq_len=None):
+    return (torch.zeros(micro_batch, 701),)
+"""
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_the_gradient_that_fsdp2_lists_last_lives_while_it_is_reduced(tmp_path, zero_stage):
+    """A loop variable holds it. A module's own parameters are listed after its children's."""
+    (tmp_path / "heads.py").write_text(HEADS, "utf-8")
+    heads = load_subject(str(tmp_path / "heads.py"))
+    of = replace(plan(zero_stage, "bf16", seq_len=16, micro_batch=1), seq_len=None)
+    formula = ledger(trace(heads, precision="bf16", micro_batch=1), of)
+    assert phases(formula) == pytest.approx(phases(rehearse(heads, of)), rel=0.002)
 
 
 @pytest.mark.parametrize("kernel", ["for-loop", "foreach"])
