@@ -227,6 +227,12 @@ def config_notes(
         if isinstance(held, Mapping) and held.get(key, nothing) not in (nothing, "auto", None):
             said = "" if isinstance(held[key], Mapping) else f" {json.dumps(held[key])}"
             notes.append(f"{source}: {block}.{key}{said} is not in these numbers yet")
+    autocast = raw.get("torch_autocast")
+    if isinstance(autocast, Mapping) and autocast.get("enabled") is True:
+        notes.append(
+            f"{source}: torch_autocast is not in these numbers yet: activations, and gathered parameters and gradients on their "
+            "way, are those of the weights' own dtype, where autocast makes and sends many of them in 16 bits"
+        )
     zero = raw.get("zero_optimization")
     if isinstance(zero, Mapping) and any(
         isinstance(zero.get(key), Mapping) and zero[key].get("device") == "nvme"

@@ -557,13 +557,15 @@ def test_estimate_says_what_lint_says_of_the_config_and_what_is_not_in_its_numbe
     config = tmp_path / "ds.json"
     config.write_text(
         '{"train_batch_size": 8, "zero_optimisation": {"stage": 3}, "sequence_parallel_size": 2,\n'
-        ' "zero_optimization": {"stage": 3, "zero_quantized_gradients": true}, "data_types": {"grad_accum_dtype": "fp32"}}'
+        ' "zero_optimization": {"stage": 3, "zero_quantized_gradients": true}, "data_types": {"grad_accum_dtype": "fp32"},\n'
+        ' "torch_autocast": {"enabled": true, "dtype": "bfloat16"}}'
     )
     done = dsplan("estimate", GPT, *SMALL, "--seq-len", "32", "--cluster", "8xA100-80GB", "--config", str(config))
     assert done.code == 0
     for words in (
         'ds.json:1:25: error: unknown key "zero_optimisation"',
         "zero_optimization.zero_quantized_gradients true is not in these numbers",
+        "torch_autocast is not in these numbers",
     ):
         assert words in done.err
     assert "dp 4; sequence 32; recompute none; offload none; optimizer adamw (fused); sp 2;" in done.out
