@@ -105,7 +105,7 @@ def outside_blocks(trace: Trace, part: Part) -> tuple[Param, ...]:
     """
     params = trace.units[0].params
     opening = next((s for s in trace.segments if s.phase == "backward"), None)
-    if part == "all" or opening is None or opening.unit:
+    if part == "all" or not params or opening is None or opening.unit:
         return params
     width = max(param.dtype_bytes for param in params)
     wanted, taken, cut = opening.end.grad_bytes // width, 0, len(params)

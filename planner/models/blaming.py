@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dsplan.planner.models.short_tables import short_table
 from dsplan.schemas.problem import Problem
 
 
@@ -64,7 +65,9 @@ def as_problem(error: BaseException, path: Path, what: str, *, blind: bool = Fal
         _, text = blame(error, path, to_the_end=False)
         return Problem(f"{where}: {_place(error, path)}{lack}", user_traceback=text)
     remedy = "correct it and run again"
-    if blind:
+    if running and (short := short_table(error)) is not None:
+        remedy = short
+    elif blind:
         remedy = (
             "a tensor's value was read before (.item(), .tolist(), if tensor: ...), for which 1.0, 0 or False stood, since "
             f"dsplan runs the model on tensors without values; if it is that, give the model a way without it, or {state_bytes}"

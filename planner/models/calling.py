@@ -78,6 +78,11 @@ def checked_sample_batch(path: Path, sample_batch: Any) -> SampleBatch:
                 f"{path}: sample_batch returned {kind_of(batch)}, but must return a tuple of the model's positional inputs "
                 "or a dict of its keyword inputs, with at least one tensor: return (tokens,)"
             )
+        if all(leaf.numel() == 0 for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)):
+            raise Problem(
+                f"{_where(path, 'sample_batch')}: sample_batch({micro_batch}) returned tensors without elements, of which no "
+                "bytes and no FLOPs come; return micro_batch rows"
+            )
         if isinstance(batch, dict):
             for key in batch:
                 if not isinstance(key, str):

@@ -540,8 +540,28 @@ def test_a_sequence_longer_than_the_table_of_a_model_file(write):
 
 
 @pytest.mark.parametrize(
+    ("made", "read", "named"),
+    [
+        ("self.register_buffer('ids', torch.arange(16))", "self.pos(self.ids[:length])", "ids and pos.weight have"),
+        ("pass", "self.pos.weight[:length]", "pos.weight has"),
+        ("self.pos = nn.Parameter(torch.zeros(1, 16, 8))", "self.pos[:, :length]", "pos has"),
+    ],
+)
+def test_a_table_that_is_cut_to_the_sequence(write, made, read, named):
+    """Slices of what is too short are short in silence; the sum then does not go together."""
+    text = POSITIONS.replace("\n    def forward", f"        {made}\n\n    def forward")
+    text = text.replace("places = torch.arange(x.shape[1], device=x.device)", "length = x.shape[1]")
+    path = write("model.py", text.replace("self.pos(places.unsqueeze(0))", read))
+    trace(load_subject(path), precision="bf16")
+    text, _ = refusal(lambda: trace(load_subject(path, seq_len=32), precision="bf16"))
+    assert text.startswith("model.py:13: the model raised RuntimeError")
+    assert f"{named} length 16 where 32 is needed: feed a shorter sequence (--seq-len 16)" in text
+
+
+@pytest.mark.parametrize(
     ("batch", "expected"),
     [
+        ("torch.zeros(0, 4)", "sample_batch(1) returned tensors without elements"),
         ("torch.zeros(micro_batch, 4, dtype=torch.long)", "0.weight of bfloat16 gets an input of int64"),
         ("torch.zeros(micro_batch, 4, dtype=torch.complex64)", "0.weight of bfloat16 gets an input of complex64"),
         ("torch.zeros(micro_batch, 4, device='xpu')", "asks for a device that torch does not know here"),

@@ -188,6 +188,15 @@ def test_parts_outside_the_blocks_go_to_the_ends_of_the_pipeline():
     assert [param.name for param in outside_blocks(trace, "last")] == ["norm", "head"]
 
 
+def test_a_pipeline_of_blocks_alone_has_nothing_at_its_ends():
+    trace = stack(blocks=4, hidden=8, vocab=16, tokens=4, precision="bf16")
+    rest, *blocks = trace.units
+    alone = replace(trace, units=(replace(rest, params=()), *blocks))
+    held = ledger(alone, plan(pp=4, zero_stage=0)).resident_bytes
+    # fp32 masters and two states of a block, and a step count for each of its tensors
+    assert held == 12 * blocks[0].numel + 4 * len(blocks[0].params)
+
+
 def test_rows_left_out_never_hold_the_peak(monkeypatch):
     """Of equal blocks in a row only the ends are kept: the ledger is that of all rows."""
     for blocks, tokens, pp in ((12, 1, 1), (12, 256, 1), (13, 16, 2), (24, 16, 4)):
