@@ -103,11 +103,13 @@ def _split_vocabulary(model: nn.Module, made: Splitting) -> None:
         for child in model.modules()
         if isinstance(child, nn.Linear) and child not in in_blocks and child.out_features == vocab
     ]
-    if vocab % made.limit:
+    shared = math.gcd(made.limit, vocab)
+    if made.limit // shared % 2 == 0:
         made.notes.append(
             f"tensor parallel: the vocabulary of {vocab} is not divisible by {made.limit}, so embedding and head stay whole"
         )
         return
+    made.limit = shared  # as many powers of two as before
     made.dims[id(tokens.weight)] = 0
     for head in heads:
         made.roles[head] = COLUMN

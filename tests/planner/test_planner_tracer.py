@@ -140,6 +140,19 @@ def test_tensor_parallel_divides_what_lies_between_column_and_row_linears():
     assert dims["tokens.weight"] == 0
 
 
+@pytest.mark.parametrize(
+    ("vocab", "split", "limit"),
+    [(480, True, 12), (500, True, 4), (502, False, 12)],  # of 12 heads: tp 4 divides 500, but not 502
+)
+def test_a_vocabulary_is_split_where_every_power_of_two_that_divides_the_heads_divides_it(vocab, split, limit):
+    sets = {"layers": "1", "width": "48", "heads": "12", "vocab": str(vocab), "positions": "32"}
+    traced = trace(load_subject(str(EXAMPLES / "gpt.py"), sets=sets, seq_len=8), precision="bf16")
+    dims = {param.name: param.tp_dim for unit in traced.units for param in unit.params}
+    assert (dims["tokens.weight"] == 0) is split
+    assert traced.tp_limit == limit
+    assert any(f"vocabulary of {vocab} is not divisible by 12" in note for note in traced.notes) is not split
+
+
 def test_without_heads_a_model_is_not_split():
     traced = trace(residual(), precision="fp32")
     assert traced.tp_limit == 1
