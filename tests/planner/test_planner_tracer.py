@@ -145,7 +145,7 @@ def test_tensor_parallel_divides_what_lies_between_column_and_row_linears():
     [(480, True, 12), (500, True, 4), (502, False, 12)],  # of 12 heads: tp 4 divides 500, but not 502
 )
 def test_a_vocabulary_is_split_where_every_power_of_two_that_divides_the_heads_divides_it(vocab, split, limit):
-    sets = {"layers": "1", "width": "48", "heads": "12", "vocab": str(vocab), "positions": "32"}
+    sets = {"layers": "2", "width": "48", "heads": "12", "vocab": str(vocab), "positions": "32"}
     traced = trace(load_subject(str(EXAMPLES / "gpt.py"), sets=sets, seq_len=8), precision="bf16")
     dims = {param.name: param.tp_dim for unit in traced.units for param in unit.params}
     assert (dims["tokens.weight"] == 0) is split
