@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsplan.planner.compiler_put_off import compiler_put_off
 from dsplan.planner.models.adapted import adapt
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting
 from dsplan.planner.models.adapting_attention import choose_attention, packed
@@ -54,7 +55,8 @@ def load_hf(source: str, path: Path, seq_len: int | None, adapting: Adapting = A
     architecture = _architecture(path, raw)
     notes = _left_aside(path, raw, adapting)
     try:
-        config_class, model_class = _classes(path, raw, architecture)
+        with compiler_put_off():
+            config_class, model_class = _classes(path, raw, architecture)
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "transformers" and _missing("transformers"):
             raise Problem(f"{path}: needs transformers; pip install 'dsplan[hf]'") from error

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from dsplan.planner.capturing.gpuless import GpuAs
+from dsplan.planner.compiler_put_off import compiler_put_off
 from dsplan.schemas.units import size
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,7 +54,7 @@ def build_weightless(build: Callable[[], Any]) -> Any:
     The second way costs one parameter's memory at a time. Whatever it raises is the caller's to explain.
     """
     try:
-        with HostMemory(), torch.device("meta"), GpuAs("meta"):
+        with compiler_put_off(), HostMemory(), torch.device("meta"), GpuAs("meta"):
             return build()
     except MemoryError:
         raise

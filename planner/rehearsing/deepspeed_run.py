@@ -17,11 +17,11 @@ from dsplan.planner.rehearsing.deepspeed_config import accumulation_of, client_o
 from dsplan.planner.rehearsing.deepspeed_watch import DeepSpeedWatch
 from dsplan.planner.rehearsing.modes import Kernels
 from dsplan.planner.rehearsing.rehearsal import Rehearsal
+from dsplan.planner.tracing.quick_fakes import QuickFakes
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 STEPS = 2
 """The first step makes the states and, at stage 3, records the order of parameters; the second prefetches by it and is watched.
@@ -51,7 +51,7 @@ def run(subject: ModelSubject, plan: Plan, config: Mapping[str, Any] | None = No
             f"{subject.source}: the model cannot be copied for a rehearsal ({error}); the formula stands"
         ) from error
     accumulation = accumulation_of(plan)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = QuickFakes(allow_non_fake_inputs=True)
     stand = fakes(mode, torch.float32, str(GPU))
     watch = DeepSpeedWatch()
     with (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
 
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 class Parts(Sequence[torch.Tensor]):
@@ -34,6 +36,44 @@ class Parts(Sequence[torch.Tensor]):
         if left <= 0 < self._size:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, begin, min(self._size, left))
+
+
+class StridedFlag:
+    """torch's _propagate_use_strided_shard_flag, which reads all of an operator's tensors again for each of its tensors.
+
+    Where none of them is strided, which one look tells, it does nothing. Source: torch 2.13,
+    torch/distributed/tensor/_sharding_prop.py; a fused optimizer is one operator on all parameters and states.
+    """
+
+    def __init__(self, own: Callable[[Any, Any], None]):
+        self._own = own
+        self._seen: tuple[Any, bool] = (None, False)
+
+    def __call__(self, op_strategy: Any, op_schema: Any) -> None:
+        if self._seen[0] is not op_schema:
+            strided = any(
+                isinstance(placement, _StridedShard) for spec in op_schema.args_spec for placement in spec.placements
+            )
+            self._seen = (op_schema, strided)
+        if self._seen[1]:
+            self._own(op_strategy, op_schema)
+
+
+@contextlib.contextmanager
+def one_look_at_strides() -> Iterator[None]:
+    """DTensor's sharding rules with `StridedFlag`, where this torch has such a flag."""
+    names = vars(_sharding_prop)
+    own = names.get(_FLAG)
+    if own is not None:
+        names[_FLAG] = StridedFlag(own)
+    try:
+        yield
+    finally:
+        if own is not None:
+            names[_FLAG] = own
+
+
+_FLAG = "_propagate_use_strided_shard_flag"
 
 
 @contextlib.contextmanager

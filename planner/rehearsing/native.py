@@ -15,12 +15,13 @@ from dsplan.planner.capturing.capture import ScriptSubject
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject, Subject
 from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
-from dsplan.planner.rehearsing.fsdp_aids import parts_when_asked
+from dsplan.planner.rehearsing.fsdp_aids import one_look_at_strides, parts_when_asked
 from dsplan.planner.rehearsing.modes import Kernels
 from dsplan.planner.rehearsing.optimizers import torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES, Recording, Rehearsal
 from dsplan.planner.rehearsing.scripts import rehearse_script
 from dsplan.planner.tracing.kernels import OF_ENGINES, NormalValues
+from dsplan.planner.tracing.quick_fakes import QuickFakes
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
@@ -29,7 +30,6 @@ from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.optimizer import on_shards
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def rehearse(subject: Subject, plan: Plan) -> Ledger:
@@ -54,7 +54,7 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
             f"{subject.source}: the model cannot be copied for a rehearsal ({error}); the formula stands"
         ) from error
     accumulation = min(plan.accumulation, MICRO_BATCHES)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = QuickFakes(allow_non_fake_inputs=True)
     stand = fakes(mode, torch.float32)
     with fake_ranks(plan.layout.ranks), lent_weights(model, stand), contextlib.redirect_stderr(io.StringIO()):
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
@@ -98,7 +98,7 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
     dist.distributed_c10d.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        with parts_when_asked():
+        with parts_when_asked(), one_look_at_strides():
             yield
     finally:
         dist.destroy_process_group()

@@ -169,7 +169,8 @@ class Timeline(StorageTracker):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
             func = grouped_mm  # its fake form takes bf16 alone
         self._use(args)
-        result = super().__torch_dispatch__(functools.partial(self._known.call, func), types, args, kwargs)
+        with torch._C.DisableTorchFunction():  # modes that are on in backward would see each shape that is asked
+            result = super().__torch_dispatch__(functools.partial(self._known.call, func), types, args, kwargs)
         if formula is not None and self._flops:
             made = int(formula(*args, **(kwargs or {}), out_val=result))
             self._flops[-1][0] += made

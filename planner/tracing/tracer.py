@@ -34,6 +34,7 @@ from dsplan.planner.tracing.flops import Flops, disagreement, forward_flops
 from dsplan.planner.tracing.frozen_inputs import watching
 from dsplan.planner.tracing.half_types import TWINS, names_half_types
 from dsplan.planner.tracing.kernels import GpuKernels
+from dsplan.planner.tracing.quick_fakes import QuickFakes
 from dsplan.planner.tracing.recording import Recording
 from dsplan.planner.tracing.repeating import Run, find_runs, left_out
 from dsplan.planner.tracing.replicating import replicated
@@ -44,7 +45,6 @@ from dsplan.runtime.recompute import apply_recompute
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import NO_EVENTS, Param, Segment, Trace, Unit
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what it reports is raised as well
@@ -322,7 +322,7 @@ def _record(
     """One forward and backward of the model as it stands, all blocks or not."""
     module = subject.module
     units = [block for _, block in blocks]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = QuickFakes(allow_non_fake_inputs=True)
     stand = fakes(mode, dtype)
     with lent_weights(module, stand):
         batch = stand_in(sample(subject, micro_batch, seq_len), stand)
