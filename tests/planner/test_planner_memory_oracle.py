@@ -45,7 +45,12 @@ def predicted(record: dict[str, object]) -> Ledger:
         knobs=knobs,
     )
     traced = trace(
-        subject(), precision=plan.precision, recompute="none", micro_batch=plan.micro_batch, seq_len=plan.seq_len
+        subject(),
+        precision=plan.precision,
+        recompute="none",
+        micro_batch=plan.micro_batch,
+        seq_len=plan.seq_len,
+        count_flops=False,
     )
     return ledger(traced, plan)
 
