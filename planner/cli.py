@@ -60,6 +60,8 @@ def _read_by_typer(arguments: Sequence[str]) -> int:
     ]  # click's, from wherever typer has it: its own copy, or the package
     try:
         code = app(arguments, standalone_mode=False)
+        if code == 130:  # typer's own answer to Ctrl-C, given without a word
+            error("interrupted")
         return code if isinstance(code, int) else CLEAN
     except usage_error as usage:
         if type(usage).__name__ == "NoArgsIsHelpError":

@@ -656,3 +656,14 @@ def test_fix_refuses_what_is_no_file_to_rewrite(tmp_path: Path) -> None:
         2,
         f"dsplan: error: --fix rewrites files, and {pipe} is a pipe or a device; use --diff\n",
     )
+
+
+def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Typer answers Ctrl-C with exit code 130 and no word."""
+    from dsplan.planner.cli import main
+
+    monkeypatch.setattr("dsplan.planner.cli.app", lambda *_, **__: 130)
+    monkeypatch.setattr(sys, "argv", ["dsplan", "estimate", "model.py"])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "dsplan: error: interrupted\n"
