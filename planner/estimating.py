@@ -101,6 +101,7 @@ def estimate(
                     *config_notes(config, ds_config, cluster, settings.engine),
                     *notes_of(subject, first, [row.plan for row in rows]),
                     *idle_flags(flags, [row.plan for row in rows]),
+                    *untimed(rows),
                 )
             )
         ),
@@ -192,6 +193,15 @@ def idle_flags(flags: Flags, plans: Sequence[Plan]) -> Iterator[str]:
         yield "--sequence-parallel has no effect: no row is split by tensors (--tp 2)"
     if (flags.dp_replicate or 1) > 1 and all(plan.zero_stage == 0 for plan in plans):
         yield f"--dp-replicate {flags.dp_replicate} has no effect: at zero 0 every rank is a copy (--zero 1)"
+
+
+def untimed(rows: Sequence[Row]) -> Iterator[str]:
+    """What the times that are shown leave out, so that nobody chooses by them."""
+    if any(row.plan.offload != "none" and row.time.step_seconds is not None for row in rows):
+        yield (
+            "times leave offload out: step counts neither the traffic between GPU and host nor the optimizer on the CPU, so it "
+            "is too short where something is offloaded, and tokens/s and MFU are too high; only bytes compare with other rows"
+        )
 
 
 _NOT_MODELLED = (

@@ -116,6 +116,7 @@ def tune(
     same, why = _trains_the_same(subject, settings, best, wanted, origin, trained)
     notes = estimating.config_notes(config, ds_config, cluster, engine)
     notes += list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
+    notes += estimating.untimed(ranked)
     if best and not base.get("optimizer") and subject.optimizer is None:
         notes.append(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "

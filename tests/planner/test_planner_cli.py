@@ -94,6 +94,20 @@ def test_items_add_up_in_json_for_every_row_phase_and_rank() -> None:
             assert held == memory[f"{category}_bytes"]
 
 
+def test_times_say_that_they_leave_offload_out() -> None:
+    options = ("--seq-len", "32", "--precision", "fp16", "--zero", "2", "--tp", "1", "--pp", "1")
+
+    def notes(*flags: str) -> str:
+        done = dsplan("estimate", GPT, *SMALL, *options, *flags)
+        assert done.code == 0, done.err
+        return done.err
+
+    said = notes("--cluster", "2xT4", "--offload", "optimizer")
+    assert all(word in said for word in ("times leave offload out", "host", "optimizer", "tokens/s", "MFU"))
+    assert "offload" not in notes("--cluster", "2xT4")
+    assert "offload" not in notes("--cluster", "2", "--offload", "optimizer"), "without a GPU no time is shown"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
