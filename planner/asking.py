@@ -246,14 +246,19 @@ def largest(
     for value, probe in tried.by_value.items():
         if value <= limit:
             good, bad = (max(good, value), bad) if by.fits(probe) else (good, min(bad, value))
-    value, turn = min(max(start, 1), limit), 0
+    value, turn, stride = min(max(start, 1), limit), 0, 1
     while bad - good > 1 and (most_probes is None or len(tried.by_value) < most_probes):
         if by.fits(tried(value)):
             good = max(good, value)
         else:
             bad = min(bad, value)
         turn += 1
-        value = _between(good, bad, limit, _guess(tried, by), turn)
+        guess = _guess(tried, by)
+        value = _between(good, bad, limit, guess, turn, stride)
+        if (
+            guess is not None and guess <= good + stride
+        ):  # the line ends where it began: what fits may reach much further
+            stride *= 4
     return (tried(good) if good else None), (tried(bad) if bad <= limit and bad - good == 1 else None)
 
 
@@ -269,11 +274,11 @@ def _guess(tried: Tried, by: Measure) -> int | None:
     return None if y1 <= y0 else x0 + (limit - y0) * (x1 - x0) // (y1 - y0)
 
 
-def _between(good: int, bad: int, limit: int, guess: int | None, turn: int) -> int:
-    """The next value to try. While nothing has failed, up to 1024 times as far as what fits."""
+def _between(good: int, bad: int, limit: int, guess: int | None, turn: int, stride: int) -> int:
+    """The next value to try. While nothing has failed, up to 1024 times as far as what fits, and at least `stride` further."""
     if bad > limit:
         further = 2 * good if guess is None else min(guess, 1024 * max(good, 1))
-        return min(max(further, good + 1), limit)
+        return min(max(further, good + stride), limit)
     if guess is None or turn % 4 == 0:
         return (good + bad) // 2
     return min(max(guess, good + 1), bad - 1)

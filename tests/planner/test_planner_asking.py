@@ -111,6 +111,27 @@ def test_a_value_that_the_model_refuses_is_one_that_does_not_fit() -> None:
     assert following is not None and following.why == "refused"
 
 
+def test_a_device_that_is_full_by_what_the_allocator_caches_takes_few_probes_too() -> None:
+    """The cache shrinks as the allocated grow, down to a tenth of the device, so that each line ends a step further."""
+    usable, most = 100_000, 90_000
+
+    def attempt(value: int) -> Probe:
+        cached = min(5_000, (usable - value) // 2)
+        return Probe(
+            value=value,
+            fits=value <= most,
+            verdict="fits" if value <= most else "oom",
+            why="" if value <= most else "oom",
+            allocated_bytes=value,
+            device_bytes=value + max(cached, usable - most + 500),
+        )
+
+    search = Tried(attempt, usable)
+    answer, _ = largest(search, 10, 1 << 20)
+    assert answer is not None and answer.value == most
+    assert len(search.by_value) <= 40
+
+
 # Of a model
 
 
