@@ -99,6 +99,8 @@ def estimate(
             dict.fromkeys(
                 (
                     *config_notes(config, ds_config, cluster, settings.engine),
+                    *settings.notes,
+                    *_unkept_batch(flags, ds_config, companion, [row.plan for row in rows]),
                     *notes_of(subject, first, [row.plan for row in rows]),
                     *idle_flags(flags, [row.plan for row in rows]),
                     *untimed(rows),
@@ -193,6 +195,18 @@ def idle_flags(flags: Flags, plans: Sequence[Plan]) -> Iterator[str]:
         yield "--sequence-parallel has no effect: no row is split by tensors (--tp 2)"
     if (flags.dp_replicate or 1) > 1 and all(plan.zero_stage == 0 for plan in plans):
         yield f"--dp-replicate {flags.dp_replicate} has no effect: at zero 0 every rank is a copy (--zero 1)"
+
+
+def _unkept_batch(
+    flags: Flags, config: DsConfig | None, companion: Companion | None, plans: Sequence[Plan]
+) -> Iterator[str]:
+    """Where the batch that --args names, and no flag, makes another global batch than the configuration says."""
+    said = config.train_batch_size if config else None
+    if not config or not companion or not isinstance(said, int) or flags.micro_batch or flags.accumulation:
+        return
+    real = next((plan.global_batch for plan in plans if plan.global_batch != said), None)
+    if real is not None and (companion.micro_batch or companion.accumulation):
+        yield f"global batch {real} with --args {companion.source}, not the train_batch_size {said} of {config.source}"
 
 
 def untimed(rows: Sequence[Row]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,8 @@ class Settings:
     built: Built | None = None
     """None: by zero_stage, as `built_at_3` says; whole on every host below 3."""
     built_at_3: Built = "host"
+    notes: tuple[str, ...] = ()
+    """Where --args and the configuration give a value that differs: both, and which is used."""
 
 
 def settle(
@@ -231,7 +233,39 @@ def settle(
         own_precision=None if own is None else precision[0] if len(precision) == 1 else own.precision,
         source=own.source if own else "",
         origins=tuple(origins),
+        notes=tuple(_unlike(flags, companion, own)) if companion and own else (),
     )
+
+
+def _unlike(flags: Flags, told: Companion, own: DsConfig) -> Iterator[str]:
+    """Where --args and the configuration differ and no flag decides: both values, and which is used.
+
+    Source: the rules DSP020, DSP022 and DSP027 of lint, which say what Trainer and Accelerate do then.
+    """
+    trainer = told.kind != "accelerate"
+    refuses = "the Trainer refuses such a pair"
+    precision = own.precision if own.precision != "fp32" or _says_no_half(own.raw) else None
+    stage = _at(own.raw, "zero_optimization.stage")
+    for name, flag, said, written, then in (
+        ("micro_batch", flags.micro_batch, told.micro_batch, own.micro_batch, "" if told.finds_batch else refuses),
+        ("accumulation", flags.accumulation, told.accumulation, own.accumulation, refuses),
+        ("precision", flags.precision, told.precision, precision, refuses),
+        ("zero_stage", flags.zero, told.zero_stage, stage, refuses),
+    ):
+        if flag is not None or None in (said, written) or written == AUTO or said == written:
+            continue
+        if not trainer and name != "precision":
+            then = f"Accelerate itself takes {own.source}'s"
+        elif not trainer:
+            then = "Accelerate refuses such a pair"
+        lint = f" ({then}: dsplan lint --args says so)" if then else ""
+        yield f"{name} {said} from --args {told.source}, not {written} from {own.source}{lint}"
+
+
+def _says_no_half(raw: Mapping[str, Any]) -> bool:
+    """Whether the file itself switches fp16 or bf16 off, and leaves neither to be filled."""
+    said = [_at(raw, "fp16.enabled"), _at(raw, "bf16.enabled")]
+    return False in said and AUTO not in said
 
 
 def _at(raw: Mapping[str, Any], key: str) -> Any:

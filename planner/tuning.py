@@ -115,6 +115,7 @@ def tune(
     trained = _precision_before(subject, flags, cluster, companion, ds_config)
     same, why = _trains_the_same(subject, settings, best, wanted, origin, trained)
     notes = estimating.config_notes(config, ds_config, cluster, engine)
+    notes += settings.notes
     notes += list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
     notes += estimating.untimed(ranked)
     if best and not base.get("optimizer") and subject.optimizer is None:

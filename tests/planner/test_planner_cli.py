@@ -94,6 +94,16 @@ def test_items_add_up_in_json_for_every_row_phase_and_rank() -> None:
             assert held == memory[f"{category}_bytes"]
 
 
+def test_a_batch_of_the_arguments_that_is_not_the_configurations_is_said(tmp_path: Path) -> None:
+    args, config = tmp_path / "args.yaml", tmp_path / "ds.json"
+    args.write_text("output_dir: x\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n")
+    config.write_text('{"train_batch_size": 8, "gradient_accumulation_steps": 4}')
+    options = ("--seq-len", "32", "--cluster", "2xT4", "--config", str(config), "--args", str(args))
+    done = dsplan("estimate", GPT, *SMALL, *options)
+    assert "global 16 = micro_batch 2 x accumulation 4 x dp 2" in done.out
+    assert f"global batch 16 with --args {args}, not the train_batch_size 8 of {config}" in done.err
+
+
 def test_times_say_that_they_leave_offload_out() -> None:
     options = ("--seq-len", "32", "--precision", "fp16", "--zero", "2", "--tp", "1", "--pp", "1")
 

@@ -103,3 +103,36 @@ def test_an_unknown_optimizer_is_asked_for() -> None:
     with pytest.raises(Problem, match="Mystery"):
         settled(config=config)
     assert settled(Flags(optimizer="lion"), config=config).optimizer.name == "lion"
+
+
+def test_where_args_and_config_differ_both_are_named_and_which_is_used() -> None:
+    config = read_config(
+        {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 4,
+            "bf16": {"enabled": "auto"},
+            "zero_optimization": {"stage": 2},
+        },
+        "ds.json",
+    )
+    told = Companion(kind="trainer", source="args.yaml", micro_batch=2, accumulation=4, precision="bf16")
+    got = settled(companion=told, config=config)
+    assert (got.micro_batch, got.accumulation) == (2, 4)
+    assert got.notes == (
+        "micro_batch 2 from --args args.yaml, not 1 from ds.json (the Trainer refuses such a pair: dsplan lint --args says so)",
+    )
+    assert settled(Flags(micro_batch=8), companion=told, config=config).notes == (), "a flag decides"
+    half = Companion(kind="trainer", source="args.yaml", precision="bf16")
+    off = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": False}}
+    assert "precision bf16 from --args args.yaml, not fp32" in settled(companion=half, config=read_config(off)).notes[0]
+    del off["bf16"]
+    assert settled(companion=half, config=read_config(off)).notes == (), "the file says nothing of it"
+
+
+def test_accelerate_itself_takes_what_the_config_says() -> None:
+    """DeepSpeedPlugin.__post_init__ fills with must_match=False: "auto" alone is filled."""
+    config = read_config({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}, "ds.json")
+    told = Companion(kind="accelerate", source="acc.yaml", zero_stage=3)
+    assert settled(companion=told, config=config).notes == (
+        "zero_stage 3 from --args acc.yaml, not 2 from ds.json (Accelerate itself takes ds.json's: dsplan lint --args says so)",
+    )
