@@ -72,8 +72,9 @@ class Coordinator:
             return
         sizes, width = self.requests.sizes, self.requests.width
         self.live_numel += sum(sizes[index] for index in wanted)
-        if len(wanted) == 1:  # gathered into the parameter's own storage
-            self._hold(wanted[0], self.requests.make(width * sizes[wanted[0]], GATHER))
+        if len(wanted) == 1 or self.requests.degree == 1:  # arrives in the parameter's own storage
+            for index in wanted:
+                self._hold(index, self.requests.make(width * sizes[index], GATHER))
             return
         buffer = self.requests.make(width * sum(sizes[index] for index in wanted), GATHER)
         group = (list(wanted), buffer)

@@ -78,8 +78,10 @@ class _Flat:
 
 
 class _Coordinator:
-    def __init__(self, order: Uses, held: Sequence[Sequence[int]], numels: Sequence[int], limits: Limits):
-        self.order, self.modules, self.numels, self.limits = order, held, numels, limits
+    def __init__(
+        self, order: Uses, held: Sequence[Sequence[int]], numels: Sequence[int], limits: Limits, flattens: bool
+    ):
+        self.order, self.modules, self.numels, self.limits, self.flattens = order, held, numels, limits, flattens
         self.persistent = persistent(numels, limits)
         self.status = [_THERE if param in self.persistent else _ABSENT for param in range(len(numels))]
         self.coming: dict[int, _Flat | None] = {}
@@ -161,9 +163,9 @@ class _Coordinator:
         if not params:
             return
         self.available += sum(self.numels[param] for param in params)
-        if len(params) == 1:  # arrives where it stays
-            self.whole += self.numels[params[0]]
-            flat = None
+        flat: _Flat | None = None
+        if len(params) == 1 or not self.flattens:  # arrives where it stays
+            self.whole += sum(self.numels[param] for param in params)
         else:
             flat = _Flat(params, sum(self.numels[param] for param in params))
             self.flat += flat.size
@@ -193,24 +195,26 @@ class _Coordinator:
 
 
 def gathered(
-    beats: Beats, limits: Limits, saved: tuple[Saved, ...] = ()
+    beats: Beats, limits: Limits, saved: tuple[Saved, ...] = (), *, flattens: bool = True
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(inside, after): [mark, column] beside the persistent parameters; inside is the fullest moment of the mark.
 
-    saved: weights that autograd keeps whole, where it does.
+    saved: weights that autograd keeps whole, where it does. flattens: several arrive in one buffer; on one rank each is
+    copied from the host by itself (partition_parameters.py, NoGatherCoalescedHandle).
 
     Remembered: no batch, degree or optimizer matters to it, since padding to whole shards is left out.
     """
-    key = (id(beats), limits, bool(saved))
+    key = (id(beats), limits, bool(saved), flattens)
     found = _remembered.get(key)
     if found is None or found[0] is not beats:
         if len(_remembered) > 256:
             _remembered.clear()
-        found = _remembered[key] = (beats, _gathered(beats.marks, beats.module_params, beats.numels, limits, saved))
+        made = _gathered(beats.marks, beats.module_params, beats.numels, limits, saved, flattens)
+        found = _remembered[key] = (beats, made)
     return found[1]
 
 
-_remembered: dict[tuple[int, Limits, bool], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+_remembered: dict[tuple[int, Limits, bool, bool], tuple[Beats, tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
 
 
 def _gathered(
@@ -219,8 +223,9 @@ def _gathered(
     numels: Sequence[int],
     limits: Limits,
     saved: Sequence[Saved],
+    flattens: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    coordinator = _Coordinator(uses(marks, held, numels), held, numels, limits)
+    coordinator = _Coordinator(uses(marks, held, numels), held, numels, limits, flattens)
     inside, after = [], []
     spans = {each.param: each for each in saved}
     done: dict[int, list[int]] = {}

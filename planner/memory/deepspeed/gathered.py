@@ -37,7 +37,13 @@ class Gathered(Rank):
             persist_total=knobs.model_persistence_threshold,
         )
         padded = [-(-numel // self.degree) * self.degree for numel in self.numels]
-        self.persistent = sum(padded[param] for param in persistent(self.numels, self.limits))
+        self.fetches = self.degree > 1 or plan.offload == "param"
+        """Whether whole parameters are copies: on one rank they are views of the shard, where it lies on the device.
+
+        Source: partition_parameters.py, NoGatherHandle.
+        """
+        kept = persistent(self.numels, self.limits) if self.fetches else ()
+        self.persistent = sum(padded[param] for param in kept)
         self.pieces = [-(-numel // self.degree) for numel in self.trained_numels]
         self.shard = sum(self.pieces)
 
@@ -149,18 +155,19 @@ class Gathered(Rank):
 
     def save(self) -> Layer | None:
         """Module by module is gathered. Source: engine.py, _zero3_consolidated_16bit_state_dict."""
-        if not self.knobs.gather_16bit_weights_on_save or self.degree == 1:
+        if not self.knobs.gather_16bit_weights_on_save or not self.fetches:
             return None
         largest = max(self.numels, default=0)
         return Layer("gathered_params", self.width * largest, f"largest parameter: {self.width} B x {count(largest)}")
 
     def moving(self, beats: Beats) -> list[Layer]:
         width = self.width
-        leaky = not self.knobs.memory_efficient_linear and self.degree > 1
-        inside, after = gathered(beats, self.limits, saved_weights(self.trace, beats) if leaky else ())
+        leaky = not self.knobs.memory_efficient_linear and self.fetches
+        saved = saved_weights(self.trace, beats) if leaky else ()
+        inside, after = gathered(beats, self.limits, saved, flattens=self.degree > 1)
         layers = []
         before = np.concatenate((np.zeros((1, 3), np.int64), after[:-1]))
-        if self.degree > 1:
+        if self.fetches:
             whole = self.rows(before[:, HELD], inside[:, HELD])
             flat = self.rows(before[:, FLAT], inside[:, FLAT])
             layers.append(per_element("gathered_params", width, whole, "params gathered whole"))

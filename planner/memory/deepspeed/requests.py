@@ -40,7 +40,8 @@ def ask(requests: AskingRank) -> None:
                 requests.make(FP32 * size)
     keeps = stage == 0 or (stage == 1 and not knobs.overlap_comm)
     segments = requests.segments()
-    coordinator = Coordinator(requests, segments) if stage == 3 and requests.degree > 1 else None
+    fetches = stage == 3 and (requests.degree > 1 or plan.offload == "param")
+    coordinator = Coordinator(requests, segments) if fetches else None
     for _ in range(STEPS):
         running = Running(requests)
         bucket: list[tuple[int, int]] = []
