@@ -22,11 +22,13 @@ class Candidates:
     skipped: dict[str, int]
 
 
-def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_blocks: int) -> Candidates:
+def candidates(
+    settings: Settings, cluster: Cluster, *, tp_limit: int, num_blocks: int, no_tp_rule: str = ""
+) -> Candidates:
     """Every plan that the settings name and the model and cluster allow.
 
-    tp_limit: what tp must divide (heads and split dims); num_blocks: the most pipeline stages. Problem where a split that
-    was asked for by name does not divide the GPUs, or where nothing is left.
+    tp_limit: what tp must divide (heads and split dims); no_tp_rule: why nothing is split; num_blocks: the most pipeline
+    stages. Problem where a split that was asked for by name does not divide the GPUs, or where nothing is left.
     """
     for name, degrees in (("--tp", settings.tp), ("--pp", settings.pp)):
         for degree in degrees or ():
@@ -41,7 +43,7 @@ def candidates(settings: Settings, cluster: Cluster, *, tp_limit: int, num_block
         for precision in settings.precision:
             for tp, pp in _splits(settings, cluster, tp_limit, num_blocks):
                 reason = _no_such_offload(settings.offload, zero_stage) or _refused(
-                    zero_stage, tp, pp, cluster, tp_limit, num_blocks
+                    zero_stage, tp, pp, cluster, tp_limit, num_blocks, no_tp_rule
                 )
                 reason = reason or _no_such_split(settings, cluster, tp, pp, num_blocks)
                 if reason:
@@ -103,9 +105,13 @@ def _splits(settings: Settings, cluster: Cluster, tp_limit: int, num_blocks: int
                 yield tp, pp
 
 
-def _refused(zero_stage: int, tp: int, pp: int, cluster: Cluster, tp_limit: int, num_blocks: int) -> str | None:
+def _refused(
+    zero_stage: int, tp: int, pp: int, cluster: Cluster, tp_limit: int, num_blocks: int, no_tp_rule: str
+) -> str | None:
     if cluster.ranks % (tp * pp):
         return f"tp {tp} x pp {pp} does not divide the {cluster.ranks} GPUs"
+    if tp > 1 and no_tp_rule:
+        return f"tp {tp}: no rule was found by which to split this model: {no_tp_rule}"
     if tp > 1 and tp_limit % tp:
         return f"tp {tp} does not divide the model's heads and split dims (largest: {tp_limit})"
     if tp > cluster.gpus_per_node:

@@ -77,7 +77,9 @@ def estimate(
     settings = settle_for(subject, flags, cluster, companion, ds_config)
     progress(f"tracing {subject.source}")
     first = trace_for(subject, settings, precision=settings.precision[0])
-    found = candidates(settings, cluster, tp_limit=first.tp_limit, num_blocks=len(first.blocks))
+    found = candidates(
+        settings, cluster, tp_limit=first.tp_limit, num_blocks=len(first.blocks), no_tp_rule=first.no_tp_rule
+    )
     rows = []
     for plan in found.plans:
         traced = trace_for(subject, settings, plan.precision, plan.micro_batch)
@@ -104,6 +106,7 @@ def estimate(
                     *notes_of(subject, first, [row.plan for row in rows]),
                     *idle_flags(flags, [row.plan for row in rows]),
                     *untimed(rows),
+                    *_no_tp_rows(settings, first, cluster),
                 )
             )
         ),
@@ -207,6 +210,12 @@ def _unkept_batch(
     real = next((plan.global_batch for plan in plans if plan.global_batch != said), None)
     if real is not None and (companion.micro_batch or companion.accumulation):
         yield f"global batch {real} with --args {companion.source}, not the train_batch_size {said} of {config.source}"
+
+
+def _no_tp_rows(settings: Settings, traced: Trace, cluster: Cluster) -> Iterator[str]:
+    """Why no row is split by tensors, where nobody said how to split."""
+    if settings.tp is None and cluster.gpus_per_node > 1 and traced.no_tp_rule:
+        yield f"no row with tp above 1: no rule was found by which to split this model: {traced.no_tp_rule}"
 
 
 def untimed(rows: Sequence[Row]) -> Iterator[str]:

@@ -220,11 +220,11 @@ def _templates(
 ) -> tuple[list[Plan], Counter[str]]:
     """The plans to try, of which micro_batch, accumulation and recompute are still open, and what was left out."""
     open_batch = replace(settings, global_batch=None, micro_batch=1, accumulation=1)
-    limit, num_blocks = 1, 1
+    limit, num_blocks, no_rule = 1, 1, ""
     if settings.tp != (1,) or settings.pp != (1,):
         first = estimating.trace_for(subject, settings, settings.precision[0])
-        limit, num_blocks = first.tp_limit, len(first.blocks)
-    found = candidates(open_batch, cluster, tp_limit=limit, num_blocks=num_blocks)
+        limit, num_blocks, no_rule = first.tp_limit, len(first.blocks), first.no_tp_rule
+    found = candidates(open_batch, cluster, tp_limit=limit, num_blocks=num_blocks, no_tp_rule=no_rule)
     dps = {plan.layout.dp for plan in found.plans}
     if not any(_batches(wanted, dp, subject.micro_batch) for dp in dps):
         raise Problem(

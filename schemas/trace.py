@@ -162,6 +162,8 @@ class Trace:
     """What backward computes again of forward."""
     tp_limit: int = 1
     """The largest tensor-parallel degree that the model's structure allows: tp must divide it. 1: cannot be split."""
+    no_tp_rule: str = ""
+    """What a rule for splitting the model was looked for by, and not found."""
     loss_inside: bool = False
     """The model's own forward computes the loss (as Hugging Face's do), not the loop around it."""
     notes: tuple[str, ...] = ()

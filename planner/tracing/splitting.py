@@ -23,6 +23,11 @@ HEADS = (
 )
 """Where models keep their number of heads; the ones of keys and values first, since they are the fewer."""
 
+_GROUPS = (
+    "attention and MLP each a child of the block, or between two norms, with two or more nn.Linear of which the last leads back "
+    "to the width of the first; no nn.MultiheadAttention, convolution or experts in one tensor"
+)
+
 
 @dataclass(slots=True)
 class Splitting:
@@ -32,6 +37,8 @@ class Splitting:
     dims: dict[int, int] = field(default_factory=dict)
     limit: int = 1
     notes: list[str] = field(default_factory=list)
+    no_rule: str = ""
+    """What was looked for and not found, where the model is not split."""
 
 
 def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Splitting:
@@ -43,11 +50,15 @@ def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Spli
     """
     made = Splitting()
     lengths: list[int] = []
-    for _, block in blocks:
+    for name, block in blocks:
         groups = list(_groups(block))
         heads = _heads(block) or _heads(getattr(model, "config", None))
-        if heads is None or not groups or not _recognised(block, groups):
-            return Splitting()
+        if heads is None:
+            return Splitting(
+                no_rule=f"no module in block {name} and no config has its number of heads, looked for as {', '.join(HEADS)}"
+            )
+        if not groups or not _recognised(block, groups):
+            return Splitting(no_rule=f"the linears of block {name} are not in the groups that are split ({_GROUPS})")
         lengths.append(heads)
         for group in groups:
             for linear in group:
@@ -55,7 +66,7 @@ def splitting(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> Spli
                 made.roles[linear] = ROW if row else COLUMN
                 lengths.append(_place(made, linear, row))
     if not blocks:
-        return Splitting()
+        return Splitting(no_rule="it has no blocks that repeat")
     made.limit = math.gcd(*lengths)
     _split_vocabulary(model, made)
     return made

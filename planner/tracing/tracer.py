@@ -174,6 +174,7 @@ def assemble(
         forward_flops=flops.total if flops else None,
         flops_source=flops.source if flops and flops.total is not None else None,
         tp_limit=rules.limit,
+        no_tp_rule=rules.no_rule,
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from dsplan.planner.estimating import estimate
 from dsplan.planner.models.load import load_subject
+from dsplan.planner.settings import Flags
 from dsplan.planner.tracing.kernels import GpuKernels
 from dsplan.planner.tracing.recording import undominated
 from dsplan.planner.tracing.splitting import splitting
@@ -157,6 +159,30 @@ def test_without_heads_a_model_is_not_split():
     traced = trace(residual(), precision="fp32")
     assert traced.tp_limit == 1
     assert {param.tp_dim for unit in traced.units for param in unit.params} == {None}
+    assert "number of heads" in traced.no_tp_rule and "num_attention_heads" in traced.no_tp_rule
+
+
+def test_a_split_that_no_rule_was_found_for_says_what_is_looked_for():
+    model = residual()
+    refused = _tp_2_refused(model)
+    assert "no rule was found" in refused and "num_attention_heads" in refused and "split dims" not in refused
+    said = [note for note in estimate(model, cluster="2xT4").notes if "no row with tp above 1" in note]
+    assert len(said) == 1
+    assert not any("tp above 1" in note for note in estimate(model, cluster="2xT4", flags=Flags(tp=(1,))).notes)
+    assert not any("tp above 1" in note for note in estimate(model, cluster="1xT4").notes)
+
+
+def test_linears_that_are_in_no_group_are_said_so():
+    layer = nn.TransformerEncoderLayer(8, 2, 16)
+    layer.num_heads = 2
+    said = splitting(nn.Sequential(layer), [("layers.0", layer)]).no_rule
+    assert "the linears of block layers.0" in said and "MultiheadAttention" in said
+
+
+def _tp_2_refused(model) -> str:
+    with pytest.raises(Problem) as refused:
+        estimate(model, cluster="2xT4", flags=Flags(tp=(2,)))
+    return str(refused.value)
 
 
 def test_without_a_sample_batch_only_the_state_is_known():
