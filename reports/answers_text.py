@@ -33,19 +33,28 @@ def _answer(reach: Reach) -> list[str]:
     else:
         head += f", micro_batch {reach.plan.micro_batch}"
     if reach.answer is None:
-        smallest = f"at {reach.next.value}" if reach.next else "there"
+        smallest = f"at {_named(reach, reach.next.value)}" if reach.next else "there"
         return [f"{head}: none; {smallest} it is {reach.stopped_by}"]
-    lines = [f"{head}: {reach.answer.value}: {_margin(reach.answer, reach.usable_bytes)}"]
+    lines = [f"{head}: {_named(reach, reach.answer.value)}: {_margin(reach.answer, reach.usable_bytes)}"]
     if reach.next is not None:
-        lines.append(f"  {reach.next.value} does not fit: {reach.stopped_by}")
+        lines.append(f"  {_subject(reach, reach.next.value)} does not fit: {reach.stopped_by}")
     else:
         lines.append(f"  no {'smaller' if reach.asked == 'min gpus' else 'larger'} one: {reach.stopped_by}")
     if not reach.answer.sure:
-        sure = f"{reach.sure_value} is" if reach.sure_value is not None else "no value is"
+        sure = "no value is" if reach.sure_value is None else f"{_subject(reach, reach.sure_value)} is"
         high = size(reach.answer.device_bytes_high or 0)
         lines.append(f"  tight: it may take up to {high}; {sure} within what the GPU has by the upper bound too")
     lines += [f"  {note}" for note in reach.notes]
     return lines
+
+
+def _named(reach: Reach, value: int) -> str:
+    """A value as the answer speaks of it: "2 GPUs", and a micro-batch or a length by its number."""
+    return f"{value} GPU{'' if value == 1 else 's'}" if reach.asked == "min gpus" else str(value)
+
+
+def _subject(reach: Reach, value: int) -> str:
+    return f"on {_named(reach, value)} it" if reach.asked == "min gpus" else _named(reach, value)
 
 
 def _margin(probe: Probe, usable_bytes: int) -> str:
