@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dsplan.reports.answers_text import answers_text, explanation_text, lengths_text, row_name
 from dsplan.schemas.optimizer import kernel_of
-from dsplan.schemas.units import count, flops, gib, in_unit, seconds, size, table_unit
+from dsplan.schemas.units import MIB, count, flops, in_unit, seconds, size, table_unit
 from tabulate import tabulate
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _HEADERS = (
     "buckets",
     "temp",
     "allocated",
-    "device GiB (low-high)",
+    "device (low-high)",
     "host",
     "step",
     "tokens/s/GPU",
@@ -158,9 +158,9 @@ def _cells(estimate: Estimate, rows: Sequence[Row]) -> list[list[str]]:
     for index, row in enumerate(rows):
         memory, plan = row.memory, row.plan
         own = estimate.own is not None and index == 0
-        device = gib(memory.device_bytes)
+        device = in_unit(memory.device_bytes, unit)
         if memory.device_bytes is not None:
-            device += f" ({gib(memory.device_bytes_low)}-{gib(memory.device_bytes_high)})"
+            device += f" ({in_unit(memory.device_bytes_low, unit)}-{in_unit(memory.device_bytes_high, unit)})"
         tokens = row.time.tokens_per_second_per_gpu
         cells.append(
             [
@@ -209,7 +209,10 @@ def _footer(estimate: Estimate, rows: Sequence[Row]) -> str:
 
 
 def _unit(rows: Sequence[Row]) -> tuple[str, int]:
-    return table_unit(max(row.memory.allocated_bytes or row.memory.optimizer_bytes or 0 for row in rows))
+    """Of every column of bytes: what suits those allocated, but no less than MiB beside those of the device."""
+    largest = max(row.memory.allocated_bytes or row.memory.optimizer_bytes or 0 for row in rows)
+    has_device = any(row.memory.device_bytes is not None for row in rows)
+    return table_unit(max(largest, MIB) if has_device else largest)
 
 
 def _legend(estimate: Estimate, rows: Sequence[Row]) -> str:
@@ -263,14 +266,14 @@ def _stages(estimate: Estimate, rows: Sequence[Row]) -> str:
                 f"{stage.pp_stage}{end}",
                 str(stage.ranks),
                 *(in_unit(value, divisor) for value in held),
-                gib(memory.device_bytes),
+                in_unit(memory.device_bytes, divisor),
                 stage.verdict + (", the fullest" if stage.fullest and last else ""),
                 stage.where,
             ]
         )
     table = tabulate(
         cells,
-        headers=(*headers, "device GiB", "verdict", "peak in"),
+        headers=(*headers, "device", "verdict", "peak in"),
         tablefmt="simple",
         disable_numparse=True,
         colalign=("left", "left", *("right",) * 10, "left", "left"),

@@ -9,7 +9,7 @@ from dsplan.schemas.estimate import Estimate, Memory, ModelFacts, Row, StepTime
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.ledger import Ledger, MemoryItem, Moment
 from dsplan.schemas.plan import Plan
-from dsplan.schemas.units import GIB
+from dsplan.schemas.units import GIB, KIB, MIB
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ITEMS = (
@@ -118,6 +118,18 @@ def test_what_fits_and_is_fast_comes_first() -> None:
 def test_columns_without_anything_to_say_are_left_out() -> None:
     head = as_text(estimate(row(2, step_seconds=None))).splitlines()[3]
     assert "MFU" not in head and "host" not in head and "verdict" in head
+
+
+def test_all_columns_of_bytes_are_in_the_one_unit_that_is_named() -> None:
+    """1 MiB of parameters beside 512 MiB of the device; and a model of KiB beside a device that is never so small."""
+    sizes = {"device_bytes": 512 * MIB, "device_bytes_low": 256 * MIB, "device_bytes_high": 768 * MIB}
+    for unit, shown in ((MIB, "1.00"), (KIB, "0.00098")):
+        held = {"params_bytes": unit, "activations_bytes": 512 * unit, "allocated_bytes": 513 * unit}
+        made = row(2, step_seconds=None)
+        text = as_text(estimate(replace(made, memory=replace(made.memory, **held, **sizes))))
+        assert "MiB per GPU" in text and "GiB per GPU" not in text and "device (low-high)" in text
+        assert "512.00 (256.00-768.00)" in text
+        assert text.splitlines()[5].split()[5] == shown
 
 
 def test_markdown_is_a_table() -> None:
