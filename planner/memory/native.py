@@ -38,7 +38,11 @@ class _Held:
     """Sums over the units of a rank, some by optimizer. Elements where no bytes are said."""
 
     master_bytes: int
+    """With those that are kept as they are stored."""
     whole: int
+    stored: int
+    stored_bytes: int
+    """Of this rank's shard."""
     trainable: int
     trainable_shard: int
     state_bytes: int
@@ -88,6 +92,8 @@ class _Rank:
             held = _Held(
                 master_bytes=sums["master_bytes"],
                 whole=sums["whole"],
+                stored=sums["stored"],
+                stored_bytes=sums["stored_shard_bytes"],
                 trainable=sums["trainable"],
                 trainable_shard=sums["trainable_shard"],
                 state_bytes=sizes.optimizer_state_bytes(spec, self.units),
@@ -120,8 +126,12 @@ class _Rank:
         optimizer, offload = self.optimizer, self.plan.offload
         layers = [Layer("params", self.trace.buffer_bytes, "buffers of the model")]
         if offload != "param":
+            held = self.held
+            masters, stored = held.master_bytes - held.stored_bytes, held.stored_bytes
+            layers.append(Layer("params", masters, f"fp32 master: 4 B x {self.per_shard(held.whole - held.stored)}"))
+            each = stored * self.degree / max(1, held.stored)
             layers.append(
-                Layer("params", self.held.master_bytes, f"fp32 master: 4 B x {self.per_shard(self.held.whole)}")
+                Layer("params", stored, f"no master, as stored: {each:.3g} B x {self.per_shard(held.stored)}")
             )
         if offload == "none":
             why = state_formula(optimizer, self.per_shard(self.held.trainable))
@@ -179,7 +189,8 @@ class _Rank:
 
     def load(self, numel: int) -> Moment:
         """Unit by unit becomes fp32 on the device, whole, beside its shard and those of the units before."""
-        whole = shards(self.trace, self.plan.layout.tp, 1, self.part).master_bytes
+        unsharded = shards(self.trace, self.plan.layout.tp, 1, self.part)
+        whole = unsharded.master_bytes
         own = self.sizes.master_bytes
         order = [unit for unit in self.units if unit] + [unit for unit in self.units if not unit]
         made, most, fullest, before = 0, -1, 0, 0
@@ -188,11 +199,15 @@ class _Rank:
             if there > most:
                 most, fullest, before = there, unit, made
             made += int(own[unit])
-        unit_bytes, shard_bytes = int(whole[fullest]), int(own[fullest])
+        shard_bytes, stored_bytes = int(own[fullest]), int(unsharded.stored_shard_bytes[fullest])
+        stored, floats = int(unsharded.stored[fullest]), int(whole[fullest]) - stored_bytes
+        sharded = "the unit that is being sharded, whole"
+        each = stored_bytes / max(1, stored)
         layers = [
             Layer("params", self.trace.buffer_bytes, "buffers of the model"),
             Layer("params", before + shard_bytes, f"masters made so far, of {self.per_shard(numel)}"),
-            Layer("temporary", unit_bytes, f"the unit that is being sharded, whole: 4 B x {count(unit_bytes // FP32)}"),
+            Layer("temporary", floats, f"{sharded}: 4 B x {count(floats // FP32)}"),
+            Layer("temporary", stored_bytes, f"{sharded}, as stored: {each:.3g} B x {count(stored)}"),
         ]
         where = f"sharding {self.trace.units[fullest].name or 'the parts outside the blocks'}"
         return Moment(phase="load", where=where, items=items_at(layers, 0))

@@ -96,14 +96,13 @@ class _Passes:
         self.width = PRECISION_BYTES[trace.precision]
         self.mixed = self.width < FP32
         units = list(timeline.units)
-        self.padded = int(sizes.gathered_bytes[units].sum())
         self.trainable = int(sizes.trainable[units].sum())
         self.trainable_shard = int(sizes.trainable_shard[units].sum())
         unit, numbers = timeline.unit, np.arange(len(timeline.unit))
         self.block = np.where(unit > 0, unit, -1)
         self.first, self.ends = numbers == 0, numbers == len(unit) - 1
         self.by_unit = sizes.gathered_bytes
-        self.visited = timeline.block_visits @ self.by_unit
+        self.quantized = bool(sizes.stored[units].any())
         self.done_elements = timeline.block_done @ sizes.trainable
         self.done_shards = np.where(timeline.backward, timeline.block_done @ sizes.trainable_shard, 0)
 
@@ -146,28 +145,42 @@ class _Passes:
 
     def gathered(self, pass_: _Pass) -> list[Layer]:
         """Unsharded copies in the compute dtype, and the flat buffers they are copied out of."""
-        timeline, by_unit = self.timeline, self.by_unit
+        held, width, degree = self.whole_copies(pass_, self.by_unit), self.width, self.way.degree
+        layers = []
+        if self.quantized:
+            bytes_ = self.whole_copies(pass_, degree * self.sizes.stored_shard_bytes)
+            numel = self.whole_copies(pass_, degree * self.sizes.stored_shard)
+            held = held - bytes_
+
+            def stored(row: int) -> str:
+                each, many = int(bytes_[row]) / max(1, int(numel[row])), count(int(numel[row]))
+                return f"as stored: {each:.3g} B x {many} params gathered"
+
+            layers.append(Layer("gathered_params", bytes_, stored))
+        floats = Layer(
+            "gathered_params", held, lambda row: f"{width} B x {count(int(held[row]) // width)} params gathered"
+        )
+        return [floats, *layers, *(self.flat_buffers(pass_) if degree > 1 else self.casts(pass_))]
+
+    def whole_copies(self, pass_: _Pass, by_unit: Bytes) -> Bytes:
+        """By row: what is unsharded of by_unit."""
+        timeline = self.timeline
         backward = timeline.backward
-        everything = self.padded
+        everything = int(by_unit[list(timeline.units)].sum())
+        visited = timeline.block_visits @ by_unit
         root = int(by_unit[0]) if 0 in timeline.units else 0
         if self.way.zero_stage == 3:  # a block is dropped after use
             during = root + by_unit[self.block]
             after = np.where(self.ends & pass_.last, 0, root)
         elif not pass_.last:  # all kept for the next micro-batch
-            seen = root + self.visited if pass_.first else everything
+            seen = root + visited if pass_.first else everything
             during = after = np.where(backward, everything, seen)
         else:  # each kept until its own backward is over
-            seen = root + self.visited if pass_.first else everything
+            seen = root + visited if pass_.first else everything
             during = np.where(backward, everything - timeline.block_done @ by_unit, seen)
             # what lies outside the blocks is reduced and dropped at the very end
             after = np.where(backward, during - by_unit[self.block] - root * self.ends, during)
-        held = timeline.rows(during, during, after)
-        copies = Layer(
-            "gathered_params",
-            held,
-            lambda row: f"{self.width} B x {count(int(held[row]) // self.width)} params gathered",
-        )
-        return [copies, *(self.flat_buffers(pass_) if self.way.degree > 1 else self.casts(pass_))]
+        return timeline.rows(during, during, after)
 
     def casts(self, pass_: _Pass) -> list[Layer]:
         """Without shards to gather, each parameter is cast and copied, one after the other."""
@@ -212,13 +225,13 @@ class _Passes:
             if unit[opening] == 0:
                 held[(timeline.segment == opening) & (timeline.grad == 0)] = 0
         width = self.width
-        return [
-            Layer(
-                "gathered_params",
-                held,
-                lambda row: f"{width} B x {count(int(held[row]) // width)} params in all-gather buffers",
-            )
-        ]
+
+        def why(row: int) -> str:
+            number = int(held[row])
+            product = size(number) if self.quantized else f"{width} B x {count(number // width)} params"
+            return f"{product} in all-gather buffers"
+
+        return [Layer("gathered_params", held, why)]
 
     def gradients(self, pass_: _Pass) -> list[Layer]:
         """Full-size gradients until reduced, the reduction's buffers, and the fp32 shards that it leaves."""

@@ -24,7 +24,7 @@ class Shards:
     FSDP2 lays out its flat buffers. shard: the part of rank 0, which is the largest. trainable_*: without frozen parameters.
     In bytes, which tell quantised weights and those that are no floats from the others: master_bytes, of the shard as it lies
     between steps (fp32, or as it is stored); gathered_bytes, of the padded copies in use; gathered_shard_bytes, of this
-    rank's part of them.
+    rank's part of them. stored_*: those that lie as they are stored, without an fp32 master, in elements and bytes.
     """
 
     whole: Counts
@@ -42,6 +42,9 @@ class Shards:
     tensors: Counts
     """Trainable tensors."""
     largest_by_unit: Counts
+    stored: Counts
+    stored_shard: Counts
+    stored_shard_bytes: Counts
     ratio: NDArray[np.float64]
     """By unit: the part of its elements that one tp rank holds."""
     last_trained: Counts
@@ -148,6 +151,9 @@ class _Sizes:
     trainable_shard: int
     tensors: int
     largest_by_unit: int
+    stored: int
+    stored_shard: int
+    stored_shard_bytes: int
     last_trained: int
     cast_excess: int
     largest_shard: int
@@ -187,6 +193,9 @@ _COLUMNS = (
     "trainable_shard",
     "tensors",
     "largest_by_unit",
+    "stored",
+    "stored_shard",
+    "stored_shard_bytes",
     "last_trained",
     "cast_excess",
 )
@@ -204,14 +213,13 @@ def _sizes(params: tuple[Param, ...], tp: int, dp_shard: int, width: int) -> _Si
         made, previous = made + whole, whole
         sums["largest_by_unit"] = max(sums["largest_by_unit"], whole)
         largest_shard = max(largest_shard, shard)
-        if param.stored_bytes is None:
-            gathered = param.dtype_bytes * shard
-            # floats get an fp32 master, and what is none stays as it is
-            master = (FP32 if param.dtype_bytes == width or param.trainable else param.dtype_bytes) * shard
-        else:
-            gathered = master = -(-param.stored_bytes * shard // max(param.numel, 1))
+        floats = param.stored_bytes is None and (param.dtype_bytes == width or param.trainable)
+        gathered = -(-param.held_bytes * shard // max(param.numel, 1))
+        master = FP32 * shard if floats else gathered  # what is no float stays as it is
         added = {"whole": whole, "padded": shard * dp_shard, "shard": shard, "master_bytes": master}
         added |= {"gathered_bytes": gathered * dp_shard, "gathered_shard_bytes": gathered}
+        if not floats:
+            added |= {"stored": whole, "stored_shard": shard, "stored_shard_bytes": gathered}
         if param.trainable:
             added |= {"trainable": whole, "trainable_padded": shard * dp_shard, "trainable_shard": shard, "tensors": 1}
             trained.append(shape)

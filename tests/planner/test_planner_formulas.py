@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 from dsplan.planner.memory import ledger
+from dsplan.planner.models.adapting import adapting_of
 from dsplan.planner.models.load import Subject, load_subject
 from dsplan.planner.tracing.tracer import trace
 from dsplan.schemas.choices import ZeroKnobs, optimizer_named
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.plan import Plan
+from dsplan.schemas.units import count
 
 PRODUCT = re.compile(
-    r"(?:(?P<times>\d+) x )?(?P<width>\d+) B x (?P<count>[\d.]+(?: (?:k|M|bn|T)\b)?)(?P<what> params(?! reduced)| elements| gradients)?"
+    r"(?:(?P<times>\d+) x )?(?P<width>[\d.]+) B x (?P<count>[\d.]+(?: (?:k|M|bn|T)\b)?)(?P<what> params(?! reduced)| elements| gradients)?"
     r"(?: of this rank \(dp \d+\)| gathered)?(?: / dp (?P<dp>\d+))?$"
 )
 UNITS = {"k": 1e3, "M": 1e6, "bn": 1e9, "T": 1e12}
@@ -41,7 +43,7 @@ def multiplied(why: str) -> float | None:
     if found is None:
         return None
     number, _, unit = found["count"].partition(" ")
-    return int(found["times"] or 1) * int(found["width"]) * float(number) * UNITS.get(unit, 1) / int(found["dp"] or 1)
+    return int(found["times"] or 1) * float(found["width"]) * float(number) * UNITS.get(unit, 1) / int(found["dp"] or 1)
 
 
 @pytest.mark.parametrize(("engine", "zero_stage"), list(itertools.product(("native", "deepspeed"), range(4))))
@@ -88,8 +90,41 @@ def test_products_give_the_items_bytes(small: Subject, engine: str, zero_stage: 
     assert products > 100
 
 
+@pytest.mark.parametrize(("quantize", "stored"), [("nf4", 0.5), ("int8", 1)])
+def test_products_of_quantized_weights(quantize: str, stored: float) -> None:
+    """Without the quantized weights' elements, which have products of their own at the bytes that one takes."""
+    model = load_subject("tests/oracle/llama.json", seq_len=32, adapting=adapting_of(lora="r=4", quantize=quantize))
+    traced = trace(model, precision="bf16", recompute="none", micro_batch=2, seq_len=32)
+    quantized = sum(param.numel for param in traced.all_params if param.stored_bytes is not None)
+    for zero_stage, dp in itertools.product((2, 3), (1, 2)):
+        plan = Plan(
+            engine="native",
+            layout=Layout(dp_shard=dp),
+            zero_stage=zero_stage,
+            precision="bf16",
+            micro_batch=2,
+            accumulation=1,
+            seq_len=32,
+        )
+        book = ledger(traced, plan)
+        for moment in book.moments:
+            for item in moment.items:
+                said = multiplied(item.why)
+                assert said is None or said == pytest.approx(item.bytes, rel=ROUNDED, abs=300), item
+            if moment.phase not in ("forward", "backward"):
+                continue
+            masters = {item.why.split(":")[0]: item.bytes for item in moment.items if item.category == "params"}
+            assert masters["fp32 master"] == 4 * (traced.params - quantized) / dp
+            assert masters["no master, as stored"] == stored * quantized / dp
+            whole = {item.why for item in moment.items if item.category == "gathered_params" and "gathered" in item.why}
+            if zero_stage == 2 and moment.phase == "forward":  # all is whole when the last block has run
+                assert f"as stored: {stored:g} B x {count(quantized)} params gathered" in whole
+                assert f"2 B x {count(traced.params - quantized)} params gathered" in whole
+
+
 def test_products_are_found() -> None:
     assert multiplied("fp32 master: 4 B x 124 M params / dp 8") == 62e6
     assert multiplied("adamw: 2 x 4 B x 1 bn elements of this rank (dp 8)") == 8e9
     assert multiplied("2 B x 39.4 M params gathered") == 78.8e6
+    assert multiplied("no master, as stored: 0.5 B x 6.98 bn params / dp 2") == pytest.approx(1.745e9)
     assert multiplied("traced 880 MiB") is None
