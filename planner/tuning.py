@@ -11,6 +11,7 @@ from typing import Any
 
 from dsplan.planner import estimating
 from dsplan.planner.candidates import candidates
+from dsplan.planner.cautions import untimed
 from dsplan.planner.models.adapting import AS_IT_IS, Adapting
 from dsplan.planner.models.load import TRACE_TIMEOUT_SECONDS, Subject, load_subject
 from dsplan.planner.rows import estimate_row, rehearsed_row
@@ -117,7 +118,7 @@ def tune(
     notes = estimating.config_notes(config, ds_config, cluster, engine)
     notes += settings.notes
     notes += list(estimating.notes_of(subject, traced, [row.plan for row in ranked[:1]]))
-    notes += estimating.untimed(ranked)
+    notes += untimed(ranked)
     if best and not base.get("optimizer") and subject.optimizer is None:
         notes.append(
             f"no configuration names an optimizer: ds_config.json takes {settings.optimizer.name} with lr "
