@@ -217,7 +217,7 @@ def sequence_length(batch: Any) -> int | None:
 
 def _rows(batch: Any, micro_batch: int) -> list[str]:
     """A note where the batch is not of micro_batch samples."""
-    tensors = [leaf for leaf in _leaves(batch) if leaf.dim() > 0]
+    tensors = [leaf for leaf in tensors_of(batch) if leaf.dim() > 0]
     if isinstance(batch, dict) and "cu_seq_lens_q" in batch:  # one row of packed sequences
         return []
     if not tensors or any(tensor.shape[0] == micro_batch for tensor in tensors):
@@ -362,7 +362,7 @@ def loss_of(subject: ModelSubject, output: Any, batch: Any) -> tuple[torch.Tenso
     else:
         own = _own_loss(output)
         if own is None:
-            first = next((leaf for leaf in _leaves(output) if leaf.is_floating_point()), None)
+            first = next((leaf for leaf in tensors_of(output) if leaf.is_floating_point()), None)
             if first is None:
                 raise Problem(
                     f"{source}: the model's output is {shape_of(output)}, but must hold a float tensor; add loss(output, batch)"
@@ -388,10 +388,6 @@ def _own_loss(output: Any) -> torch.Tensor | None:
     if value is None and isinstance(output, tuple) and output:
         value = output[0] if isinstance(output[0], torch.Tensor) and output[0].numel() == 1 else None
     return value if isinstance(value, torch.Tensor) and value.numel() == 1 else None
-
-
-def _leaves(output: Any) -> list[torch.Tensor]:
-    return tensors_of(output)
 
 
 def shape_of(value: Any) -> str:
