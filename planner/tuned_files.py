@@ -12,26 +12,11 @@ from dsplan.planner.models.load import Subject
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.config import read_config
 from dsplan.schemas.estimate import ModelFacts, Row
+from dsplan.schemas.optimizer import OPTIMIZER_TYPES
 from dsplan.schemas.plan import Plan, PlanFile
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.tuned import Tuned
 
-OPTIMIZER_TYPES = {
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adagrad": "Adagrad",
-    "lion": "Lion",
-    "sgd": "SGD",
-    "lamb": "Lamb",
-    "muon": "Muon",
-    "adafactor": "Adafactor",
-    "rmsprop": "RMSprop",
-    "adamax": "Adamax",
-    "nadam": "NAdam",
-    "radam": "RAdam",
-    "adadelta": "Adadelta",
-}
-"""As DeepSpeed writes them. Source: deepspeed/runtime/engine.py, _configure_basic_optimizer; torch.optim."""
 DEFAULT_LEARNING_RATE = 1e-3
 """Source: torch.optim.AdamW and deepspeed/ops/adam/fused_adam.py, default of lr."""
 DEFAULT_MOMENTUM = 0.9

@@ -51,6 +51,22 @@ ALGORITHMS: dict[str, Algorithm] = {
 Temporaries: measured on torch 2.13 by `tests/schemas/test_schemas_optimizer.py`. Muon's are of its Newton-Schulz
 iterations, in bf16, of a square matrix."""
 OPTIMIZERS = tuple(ALGORITHMS)
+OPTIMIZER_TYPES = {
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adagrad": "Adagrad",
+    "lion": "Lion",
+    "sgd": "SGD",
+    "lamb": "Lamb",
+    "muon": "Muon",
+    "adafactor": "Adafactor",
+    "rmsprop": "RMSprop",
+    "adamax": "Adamax",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "adadelta": "Adadelta",
+}
+"""As DeepSpeed writes them. Source: deepspeed/runtime/engine.py, _configure_basic_optimizer; torch.optim."""
 DECAY_IN_GRADIENT = ("sgd", "adam")
 """Add the weight decay to a copy of the gradient. Source: torch/optim/{sgd,adam}.py."""
 

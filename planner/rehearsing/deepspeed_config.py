@@ -6,10 +6,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from dsplan.planner.rehearsing.optimizers import NAMES, params_of, torch_optimizer
+from dsplan.planner.rehearsing.optimizers import params_of, torch_optimizer
 from dsplan.planner.rehearsing.rehearsal import MICRO_BATCHES
 from dsplan.schemas.config import AUTO
-from dsplan.schemas.optimizer import OptimizerSpec, optimizer_named
+from dsplan.schemas.optimizer import OPTIMIZER_TYPES, OptimizerSpec, optimizer_named
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.problem import Problem
 
@@ -73,7 +73,7 @@ def config_of(plan: Plan, user: Mapping[str, Any] | None, accumulation: int) -> 
     if not _is_users(plan.optimizer, user):
         config.pop("optimizer", None)
         if plan.optimizer.kernel == "fused":
-            config["optimizer"] = {"type": NAMES[plan.optimizer.name], "params": params_of(plan.optimizer)}
+            config["optimizer"] = {"type": OPTIMIZER_TYPES[plan.optimizer.name], "params": params_of(plan.optimizer)}
     return config
 
 

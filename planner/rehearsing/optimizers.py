@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dsplan.schemas.optimizer import OptimizerSpec, kernel_of
+from dsplan.schemas.optimizer import OPTIMIZER_TYPES, OptimizerSpec, kernel_of
 from dsplan.schemas.problem import Problem
 from torch import optim
 
-NAMES = {
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adagrad": "Adagrad",
-    "lion": "Lion",
-    "lamb": "Lamb",
-    "sgd": "SGD",
-    "muon": "Muon",
-    "adafactor": "Adafactor",
-    "rmsprop": "RMSprop",
-    "adamax": "Adamax",
-    "nadam": "NAdam",
-    "radam": "RAdam",
-    "adadelta": "Adadelta",
-}
-"""As torch.optim and DeepSpeed's optimizer.type spell them."""
 _NO_KERNELS = ("muon",)
 
 
@@ -42,7 +26,7 @@ def params_of(spec: OptimizerSpec) -> dict[str, Any]:
 
 def torch_optimizer(spec: OptimizerSpec) -> Callable[[Any], optim.Optimizer]:
     """Makes the optimizer over whatever parameters an engine comes to hold. Problem where torch has none such."""
-    kind = getattr(optim, NAMES[spec.name], None)
+    kind = getattr(optim, OPTIMIZER_TYPES[spec.name], None)
     if kind is None or spec.state_dtype != "fp32":
         raise Problem(f"rehearsal with optimizer {spec.label} is not available: torch has none; the formula stands")
     options = params_of(spec)
