@@ -255,10 +255,8 @@ def largest(
         turn += 1
         guess = _guess(tried, by)
         value = _between(good, bad, limit, guess, turn, stride)
-        if (
-            guess is not None and guess <= good + stride
-        ):  # the line ends where it began: what fits may reach much further
-            stride *= 4
+        if guess is not None and guess <= good + stride:
+            stride *= 4  # the line ends where it began, and what fits may reach much further
     return (tried(good) if good else None), (tried(bad) if bad <= limit and bad - good == 1 else None)
 
 
