@@ -41,7 +41,7 @@ def main():
         timed("import transformers", import_transformers)
     tracer = timed("import dsplan", imports)
     from dsplan.planner.models.load import load_subject
-    from dsplan.runtime.blocks import find_blocks
+    from dsplan.runtime.sharding.blocks import find_blocks
 
     subject = timed("load", lambda: load_subject(model))
     if subject.kind != "script":

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from dsplan.runtime import initialize
-from dsplan.runtime.meter import Meter
+from dsplan.runtime.measuring.meter import Meter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -54,7 +54,7 @@ def engine_step(width: int, metered: bool) -> Callable[[torch.Tensor], None]:
 
     def step(tokens: torch.Tensor) -> None:
         if metered:
-            engine.observer = Meter(engine)
+            engine.observers = [Meter(engine)]
         engine.backward(loss(engine(tokens), (tokens,)))
         engine.step()
         if metered:  # a new meter watches its first steps

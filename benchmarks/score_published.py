@@ -33,7 +33,7 @@ from dsplan.planner.models.load import ModelSubject
 from dsplan.planner.models.weightless import build_weightless
 from dsplan.planner.tracing.flops import UNKNOWN, Flops
 from dsplan.planner.tracing.tracer import trace
-from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.ledger import STEP_PHASES
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Trace

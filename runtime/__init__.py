@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsplan.runtime import checkpointing, zero
     from dsplan.runtime.engine import Engine
     from dsplan.runtime.groups import init_distributed
     from dsplan.runtime.initializing import add_config_arguments, initialize
 
-__all__ = ["Engine", "add_config_arguments", "init_distributed", "initialize"]
+__all__ = ["Engine", "add_config_arguments", "checkpointing", "init_distributed", "initialize", "zero"]
 
 _HOMES = {
     "Engine": "dsplan.runtime.engine",
@@ -19,9 +20,14 @@ _HOMES = {
 }
 
 
+_MODULES = ("checkpointing", "zero")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

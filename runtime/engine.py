@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from dsplan.runtime import checkpoints
-from dsplan.runtime.clipping import clip_factor, global_norm, scale_gradients
+from dsplan.runtime.checkpoints import saving as checkpoints
 from dsplan.runtime.groups import local_rank, note
-from dsplan.runtime.loss_scale import LossScale
-from dsplan.runtime.zero import Sharded
+from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
+from dsplan.runtime.optimizing.loss_scale import LossScale
+from dsplan.runtime.sharding.stages import Sharded
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.problem import Problem
 from torch import nn
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Observer(Protocol):
-    """Who is told what the engine does next: the meter, the rehearsal. One optimizer step is one ... step_ends()."""
+    """Who is told what the engine does next: the meter, the rehearsal, monitors. One optimizer step is one ... step_ends()."""
 
     def forward_begins(self, inputs: list[torch.Tensor]) -> None: ...
 
@@ -59,7 +59,7 @@ class Engine(nn.Module):
         self.optimizer = parts.optimizer
         self.lr_scheduler = parts.lr_scheduler
         self.device = parts.device
-        self.observer: Observer | None = None
+        self.observers: list[Observer] = []
         self.global_rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = local_rank()
@@ -96,8 +96,8 @@ class Engine(nn.Module):
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not self._batch_seen:
                 self._see_batch(inputs)
-            if self.observer is not None:
-                self.observer.forward_begins(inputs)
+            for observer in self.observers:
+                observer.forward_begins(inputs)
             del inputs
         return self.module(*args, **kwargs)
 
@@ -110,8 +110,8 @@ class Engine(nn.Module):
             raise Problem(
                 f"backward needs one number as loss, but got shape {list(loss.shape)}; take the mean or the sum"
             )
-        if self.observer is not None:
-            self.observer.backward_begins()
+        for observer in self.observers:
+            observer.backward_begins()
         self._sharded.before_backward(self.is_gradient_accumulation_boundary())
         divided = loss.float() / self._batch.accumulation if scale_wrt_gas else loss.float()
         scaled = divided if self.scaler is None else divided * self.scaler.value
@@ -129,8 +129,8 @@ class Engine(nn.Module):
             raise Problem(
                 "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
             )
-        if self.observer is not None:
-            self.observer.step_begins()
+        for observer in self.observers:
+            observer.step_begins()
         self._sharded.drop_gathered()
         if self._update():
             self._step_optimizer(self.optimizer)
@@ -141,8 +141,8 @@ class Engine(nn.Module):
         self.optimizer.zero_grad(set_to_none=True)
         self._sharded.scalars.drop_gradients()
         self.global_steps += 1
-        if self.observer is not None:
-            self.observer.step_ends()
+        for observer in self.observers:
+            observer.step_ends()
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         """Problem where the first step fails: an optimizer that is made for whole tensors, perhaps."""

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dsplan.runtime.agreement import refuse_unequal_models
 from dsplan.runtime.data import build_loader
 from dsplan.runtime.engine import Engine, Parts
 from dsplan.runtime.groups import data_parallel_mesh, init_distributed, note, own_device
-from dsplan.runtime.meter import Meter
-from dsplan.runtime.optimizers import Renaming, build_optimizer
-from dsplan.runtime.orders import current_orders, lay_over
+from dsplan.runtime.launching.orders import current_orders, lay_over
+from dsplan.runtime.measuring.meter import Meter
+from dsplan.runtime.optimizing.building import Renaming, build_optimizer
+from dsplan.runtime.optimizing.schedules import build_schedule, is_schedule
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.runtime.refusals import REDUCE_TYPES, judge_whole
-from dsplan.runtime.schedules import build_schedule, is_schedule
-from dsplan.runtime.zero import shard
+from dsplan.runtime.sharding.agreement import refuse_unequal_models
+from dsplan.runtime.sharding.stages import shard
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.problem import Problem
@@ -100,7 +100,7 @@ def initialize(
     )
     if orders is not None and not meters:
         meters.append(Meter(engine))
-        engine.observer = meters[0]
+        engine.observers.append(meters[0])
     return engine, built, loader, schedule
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.choices import Recompute
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts

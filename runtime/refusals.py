@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsplan.runtime.optimizers import wrong_options
-from dsplan.runtime.schedules import wrong_params
+from dsplan.runtime.optimizing.building import wrong_options
+from dsplan.runtime.optimizing.schedules import wrong_params
 from dsplan.schemas import native_support
 from dsplan.schemas.config import Batch, ConfigError, DsConfig, read_config, resolve_batch
 from dsplan.schemas.known_keys import unknown_keys

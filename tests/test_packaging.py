@@ -41,7 +41,9 @@ def test_data_files_are_in_the_wheel(wheel_names: set[str]) -> None:
     wanted = {f"dsplan/schemas/{path.name}" for path in (ROOT / "schemas").glob("*.json")}
     wanted |= {f"dsplan/{part}/py.typed" for part in PARTS}
     stand_in = [
-        path for path in (ROOT / "runtime/stand_in").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        path
+        for path in (ROOT / "runtime/launching/stand_in").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     ]
     wanted |= {f"dsplan/{path.relative_to(ROOT).as_posix()}" for path in stand_in}
     assert wanted - wheel_names == set()

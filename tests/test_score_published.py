@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.units import GIB
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.sharding.blocks import find_blocks
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 

@@ -32,7 +32,7 @@ from dsplan.planner.capturing.standing import stand_ins
 from dsplan.planner.capturing.when_imported import WhenImported
 from dsplan.planner.models.blaming import as_problem, blame
 from dsplan.planner.models.weightless import parameters_on_meta
-from dsplan.runtime.bootstrap import die_with_parent
+from dsplan.runtime.launching.bootstrap import die_with_parent
 from dsplan.schemas.problem import Problem
 
 
@@ -171,7 +171,7 @@ def _stand_in_for_deepspeed(recording: Recording) -> None:
 
 def _stand_in_folder() -> str:
     assert dsplan.runtime.__file__ is not None
-    return str(Path(dsplan.runtime.__file__).parent / "stand_in")
+    return str(Path(dsplan.runtime.__file__).parent / "launching" / "stand_in")
 
 
 def take_stand_in_away() -> None:

@@ -18,8 +18,8 @@ from dsplan.planner.tracing.kernels import GpuKernels, NormalValues
 from dsplan.planner.tracing.splitting import splitting
 from dsplan.planner.tracing.timeline import Timeline
 from dsplan.planner.tracing.tracer import assemble, sequence_length
-from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
+from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.choices import OPTIMIZERS, Kernel, OptimizerSpec, optimizer_named
 from dsplan.schemas.config import DsConfig, optimizer_spec, read_config
 from dsplan.schemas.jsonfile import load_config_file

@@ -37,7 +37,7 @@ def launch(
             "launch --engine deepspeed is not carried out yet; run the script with DeepSpeed's own launcher and the plan's "
             "ds_config.json"
         )
-    from dsplan.runtime import launcher
+    from dsplan.runtime.launching import launcher
 
     code = launcher.launch(
         Path(target),

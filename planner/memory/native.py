@@ -1,6 +1,6 @@
 """What the bundled runtime allocates, and when: FSDP2's shards, gathers and reductions, laid over the trace.
 
-Source: torch 2.13, torch/distributed/fsdp/_fully_shard; runtime/zero.py for loading, runtime/checkpoints.py for saving.
+Source: torch 2.13, torch/distributed/fsdp/_fully_shard; runtime/sharding/stages.py for loading, runtime/checkpoints/saving.py for saving.
 """
 
 from __future__ import annotations

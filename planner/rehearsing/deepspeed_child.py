@@ -9,7 +9,7 @@ from typing import Any
 
 from dsplan.planner.rehearsing.deepspeed import STANDS, Request
 from dsplan.planner.rehearsing.rehearsal import Rehearsal
-from dsplan.runtime.bootstrap import die_with_parent
+from dsplan.runtime.launching.bootstrap import die_with_parent
 from dsplan.schemas.problem import Problem
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from dsplan.planner.rehearsing.rehearsal import Recording, Rehearsal
 from dsplan.planner.tracing.kernels import OF_ENGINES, normal_value
-from dsplan.runtime.storages import StorageTracker
-from dsplan.runtime.watching import COLLECTIVES, WHY
+from dsplan.runtime.measuring.storages import StorageTracker
+from dsplan.runtime.measuring.watching import COLLECTIVES, WHY
 from dsplan.schemas.ledger import CATEGORIES, Collective, Ledger, MemoryItem, Moment, Phase
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves

@@ -25,7 +25,7 @@ from dsplan.planner.tracing.quick_fakes import QuickFakes
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
-from dsplan.runtime.watching import StepWatch
+from dsplan.runtime.measuring.watching import StepWatch
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.optimizer import on_shards
 from dsplan.schemas.plan import Plan
@@ -63,7 +63,8 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
             engine, *_ = initialize(
                 model=model, optimizer=torch_optimizer(on_shards(plan.optimizer)), config=config_of(plan, accumulation)
             )
-            observer = engine.observer = SecondStep(engine)
+            observer = SecondStep(engine)
+            engine.observers.append(observer)
             for _ in range(2 * accumulation):
                 output = inputs.feed(engine)
                 loss, _ = loss_of(subject, output, batch)

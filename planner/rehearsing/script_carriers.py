@@ -43,7 +43,8 @@ def carry_native(
         optimizer=client if own else torch_optimizer(on_shards(plan.optimizer)),
         config=config_of(plan, accumulation),
     )
-    observer = engine.observer = SecondStep(engine)
+    observer = SecondStep(engine)
+    engine.observers.append(observer)
     return _Native(engine, observer)
 
 

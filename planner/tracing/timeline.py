@@ -14,7 +14,7 @@ from dsplan.planner.tracing.choices import KnownValues
 from dsplan.planner.tracing.kernels import grouped_mm, normal_value
 from dsplan.planner.tracing.operators import formulas
 from dsplan.planner.tracing.recording import MARK, OTHER, SPLIT, STATE, Cut, Event, Recording
-from dsplan.runtime.storages import StorageTracker
+from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.schemas.trace import Events, Segment, TracePhase
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor

@@ -40,8 +40,8 @@ from dsplan.planner.tracing.repeating import Run, find_runs, left_out
 from dsplan.planner.tracing.replicating import replicated
 from dsplan.planner.tracing.splitting import Splitting, splitting
 from dsplan.planner.tracing.timeline import Timeline, params_by_unit
-from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
+from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import NO_EVENTS, Param, Segment, Trace, Unit
 from torch import nn

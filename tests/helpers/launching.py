@@ -10,7 +10,7 @@ from pathlib import Path
 LAUNCH = """
 import sys
 from pathlib import Path
-from dsplan.runtime.launcher import launch
+from dsplan.runtime.launching.launcher import launch
 target, script = map(Path, sys.argv[1:])
 sys.exit(launch(target, script, [], ranks=2, run_dir=target.parent))
 """

@@ -61,11 +61,12 @@ def configuration(micro_batch: int, precision: str, zero_stage: int, accumulatio
 def trained(model: nn.Module, batch: Any, loss_of: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Two optimizer steps of a loop that keeps its batch and its loss, under the meter."""
     from dsplan.runtime import initialize
-    from dsplan.runtime.meter import Meter
+    from dsplan.runtime.measuring.meter import Meter
 
     with contextlib.redirect_stderr(io.StringIO()):
         engine, *_ = initialize(model=model, config=config)
-        meter = engine.observer = Meter(engine)
+        meter = Meter(engine)
+        engine.observers.append(meter)
         for _ in range(2 * config["gradient_accumulation_steps"]):
             output = engine(**batch) if isinstance(batch, dict) else engine(*batch)
             loss = output.loss if loss_of is None else loss_of(output, batch)

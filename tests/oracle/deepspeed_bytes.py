@@ -43,7 +43,7 @@ def worker(rank: int, port: int, config: dict) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
     import deepspeed
     import torch
-    from dsplan.runtime.storages import StorageTracker
+    from dsplan.runtime.measuring.storages import StorageTracker
     from gpt import build_model, loss
 
     vars(sys.modules["deepspeed.comm.torch"])["build_shm_op"] = lambda: None  # would compile an operator for minutes

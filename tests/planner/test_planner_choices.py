@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dsplan.planner.tracing.tracer import trace
-from dsplan.runtime.storages import StorageTracker
+from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.schemas.problem import Problem
 from models import subject
 from torch import nn

@@ -5,8 +5,8 @@ import torch
 from dsplan.planner.memory.kept_inputs import as_run
 from dsplan.planner.models.load import ModelSubject
 from dsplan.planner.tracing.tracer import trace
+from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.runtime.recompute import apply_recompute
-from dsplan.runtime.storages import StorageTracker
 from dsplan.schemas.choices import ZeroKnobs
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.plan import Plan

@@ -33,11 +33,11 @@ CARRIED_OUT = {
     "/zero_optimization/stage3_gather_16bit_weights_on_model_save",
     "/zero_optimization/stage3_gather_fp16_weights_on_model_save",
     "/zero_optimization/gather_16bit_weights_on_model_save",
-    # runtime/loss_scale.py, runtime/zero.py (cast_forward_inputs)
+    # runtime/optimizing/loss_scale.py, runtime/sharding/stages.py (cast_forward_inputs)
     "/fp16/enabled", "/fp16/auto_cast", "/fp16/loss_scale", "/fp16/initial_scale_power", "/fp16/loss_scale_window",
     "/fp16/hysteresis", "/fp16/consecutive_hysteresis", "/fp16/min_loss_scale", "/bf16/enabled",
     "/bf16/check_grad_overflow", "/bfloat16/enabled", "/bfloat16/check_grad_overflow",
-    # runtime/optimizers.py, runtime/schedules.py
+    # runtime/optimizing/building.py, runtime/optimizing/schedules.py
     "/optimizer/type", "/optimizer/params/lr", "/optimizer/params/betas", "/optimizer/params/eps",
     "/optimizer/params/weight_decay", "/optimizer/params/torch_adam", "/optimizer/params/adam_w_mode",
     "/optimizer/params/amsgrad", "/optimizer/params/foreach", "/optimizer/params/momentum", "/scheduler/type",

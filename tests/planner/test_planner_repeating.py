@@ -8,7 +8,7 @@ from dsplan.planner.models.load import load_subject
 from dsplan.planner.tracing import tracer
 from dsplan.planner.tracing.repeating import KEPT, Run, find_runs, left_out
 from dsplan.planner.tracing.tracer import trace
-from dsplan.runtime.blocks import find_blocks
+from dsplan.runtime.sharding.blocks import find_blocks
 from models import subject
 from torch import nn
 

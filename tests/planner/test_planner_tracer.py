@@ -15,8 +15,8 @@ from dsplan.planner.tracing.recording import undominated
 from dsplan.planner.tracing.splitting import splitting
 from dsplan.planner.tracing.timeline import Timeline
 from dsplan.planner.tracing.tracer import inputs_of, trace
-from dsplan.runtime.blocks import find_blocks
 from dsplan.runtime.recompute import apply_recompute
+from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.problem import Problem
 from dsplan.schemas.trace import Point, Trace
 from hypothesis import given

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dsplan.runtime.launcher import launch
+from dsplan.runtime.launching.launcher import launch
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.problem import Problem
 from launching import start_launch

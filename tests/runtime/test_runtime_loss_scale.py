@@ -1,7 +1,7 @@
 """The loss scale's moves, against sequences worked out by hand from DeepSpeed's rules."""
 
 import pytest
-from dsplan.runtime.loss_scale import LossScale
+from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.schemas.config import Fp16
 from dsplan.schemas.problem import Problem
 

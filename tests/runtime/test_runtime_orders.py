@@ -1,6 +1,6 @@
 """What a launch lays over the script's config."""
 
-from dsplan.runtime.orders import lay_over
+from dsplan.runtime.launching.orders import lay_over
 
 
 def test_ordered_keys_win_and_others_stay():

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
+from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.runtime.recompute import KEPT, apply_recompute
-from dsplan.runtime.storages import StorageTracker
 from torch import nn
 
 ROWS, WIDTH = 6, 8

@@ -23,7 +23,7 @@ def fake_step(zero_stage, accumulation, precision):
     """watched_step as rank 0 of two, of which the other does not exist."""
     import torch
     import torch.distributed as dist
-    from dsplan.runtime import watching
+    from dsplan.runtime.measuring import watching
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

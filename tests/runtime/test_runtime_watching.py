@@ -18,7 +18,7 @@ def watched_step(zero_stage, accumulation, precision="fp32", world=None):
     """The second step's ledger, as JSON."""
     import torch
     from dsplan.runtime import initialize
-    from dsplan.runtime.meter import Meter
+    from dsplan.runtime.measuring.meter import Meter
     from training import Net, batches
 
     config = {
@@ -29,7 +29,8 @@ def watched_step(zero_stage, accumulation, precision="fp32", world=None):
         precision: {"enabled": True},
     }
     engine, _, _, _ = initialize(model=Net(), config=config)
-    engine.observer = meter = Meter(engine)
+    meter = Meter(engine)
+    engine.observers.append(meter)
     [tokens] = batches(1)
     for _ in range(2 * accumulation):
         engine.backward(engine(tokens[:2]).float().square().mean())

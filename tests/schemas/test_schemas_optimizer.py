@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dsplan.runtime.storages import StorageTracker
+from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.schemas.optimizer import (
     OPTIMIZERS,
     OptimizerSpec,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from dsplan.runtime.watching import StepWatch
+from dsplan.runtime.measuring.watching import StepWatch
 from dsplan.schemas.ledger import Ledger, Phase
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from dsplan.runtime.storages import StorageTracker
+from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.schemas.ledger import CATEGORIES, Category, Collective, Ledger, Level, MemoryItem, Moment, Phase
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup

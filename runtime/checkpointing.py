@@ -1,4 +1,4 @@
-"""deepspeed.checkpointing: torch's own activation checkpointing under DeepSpeed's names."""
+"""Activation checkpointing for a model's own forward, under DeepSpeed's names."""
 
 from __future__ import annotations
 

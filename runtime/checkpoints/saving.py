@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.groups import note
-from dsplan.runtime.state_dicts import own_use
+from dsplan.runtime.sharding.state_dicts import own_use
 from dsplan.schemas.problem import Problem
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict

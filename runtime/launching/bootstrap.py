@@ -1,6 +1,6 @@
 """How every rank starts: dies with its launcher, finds the stand-in for deepspeed, runs the script as __main__.
 
-python .../runtime/bootstrap.py SCRIPT [ARGS...]
+python .../runtime/launching/bootstrap.py SCRIPT [ARGS...]
 
 By its path, since -m would put the working folder first on the module path, and any json.py there before Python's own.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsplan.runtime.orders import Orders, current_orders
+from dsplan.runtime.launching.orders import Orders, current_orders
 from dsplan.schemas.problem import Problem
 
 PR_SET_PDEATHSIG = 1

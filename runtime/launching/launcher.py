@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dsplan.reports.run_table import as_text
-from dsplan.runtime.agent import Outcome, run_until_done
-from dsplan.runtime.leftovers import end_leftovers
-from dsplan.runtime.orders import VARIABLE, Orders
+from dsplan.runtime.launching.agent import Outcome, run_until_done
+from dsplan.runtime.launching.leftovers import end_leftovers
+from dsplan.runtime.launching.orders import VARIABLE, Orders
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import PlanFile

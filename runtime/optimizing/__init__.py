@@ -1,0 +1,1 @@
+"""From gradients to new masters: loss scale, norm and clipping, optimizers, schedules."""

@@ -1,0 +1,1 @@
+"""A model cut over ranks: ZeRO stages as flags of FSDP2."""
