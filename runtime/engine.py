@@ -16,6 +16,7 @@ from dsplan.runtime.checkpoints import saving as checkpoints
 from dsplan.runtime.groups import local_rank, note
 from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.optimizing.loss_scale import LossScale
+from dsplan.runtime.optimizing.schedules import advance
 from dsplan.runtime.sharding.stages import Sharded
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.problem import Problem
@@ -135,7 +136,7 @@ class Engine(nn.Module):
         if self._update():
             self._step_optimizer(self.optimizer)
             if self.lr_scheduler is not None:
-                self.lr_scheduler.step(**(lr_kwargs or {}))
+                advance(self.lr_scheduler, lr_kwargs or {})
         else:
             self.skipped_steps += 1
         self.optimizer.zero_grad(set_to_none=True)

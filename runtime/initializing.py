@@ -14,7 +14,7 @@ from dsplan.runtime.groups import data_parallel_mesh, init_distributed, note, ow
 from dsplan.runtime.launching.orders import current_orders, lay_over
 from dsplan.runtime.measuring.meter import Meter
 from dsplan.runtime.optimizing.building import Renaming, build_optimizer
-from dsplan.runtime.optimizing.schedules import build_schedule, is_schedule
+from dsplan.runtime.optimizing.schedules import bound_schedule
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.runtime.refusals import REDUCE_TYPES, judge_whole
 from dsplan.runtime.sharding.agreement import refuse_unequal_models
@@ -80,7 +80,7 @@ def initialize(
     )
     renaming.close(sharded.masters())
     built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)
-    schedule = _schedule(lr_scheduler, built, ds_config)
+    schedule = bound_schedule(lr_scheduler, built, ds_config.scheduler)
     loader = None
     if training_data is not None:
         drop_last = bool(ds_config.raw.get("dataloader_drop_last", False))
@@ -168,11 +168,3 @@ def _reduce_dtype(raw: Mapping[str, Any], compute_dtype: torch.dtype) -> torch.d
         return None
     dtype = DTYPES[REDUCE_TYPES[wanted.lower()]]
     return None if dtype is compute_dtype else dtype
-
-
-def _schedule(given: Any, optimizer: Optimizer | None, config: DsConfig) -> Any:
-    if given is not None:
-        return given if is_schedule(given) else given(optimizer)
-    if config.scheduler is None or optimizer is None:
-        return None
-    return build_schedule(config.scheduler, optimizer)

@@ -179,7 +179,13 @@ KEYS: dict[str, Support] = {
 }
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta")
-SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+DEEPSPEED_SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")
+TORCH_SCHEDULERS = (
+    "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
+)  # fmt: skip
+"""Of torch.optim.lr_scheduler, what a JSON can describe and no loss steers."""
+SCHEDULERS = DEEPSPEED_SCHEDULERS + TORCH_SCHEDULERS
 OFFLOADS = ("offload_param", "offload_optimizer")
 NEEDS_ENABLED = (
     "torch_autocast", "expert_parallel", "amp", "eigenvalue", "progressive_layer_drop", "curriculum_learning",

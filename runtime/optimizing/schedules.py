@@ -1,163 +1,151 @@
-"""Learning-rate schedules of the JSON. Each is one function: step number -> share of the way, by DeepSpeed's formulas.
+"""Learning-rate schedules of the JSON: DeepSpeed's five, and torch's by their class names.
 
 Source: deepspeed/runtime/lr_schedules.py (0.19.8). A schedule moves after each step that was not skipped, so that the
-first two steps run at its start.
+first two steps of a warm-up run at its start. tests/oracle/learning_rates.json holds what DeepSpeed answers, to the bit.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from dsplan.runtime.groups import note
+from dsplan.runtime.optimizing.courses import COURSES, Betas, Course
+from dsplan.schemas import native_support
 from dsplan.schemas.config import Named
 from dsplan.schemas.problem import Problem
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
 
 
 class Schedule:
-    """Sets lr of every group from the number of the last step; -1 before the first."""
+    """Sets lr of every group, and the betas where they cycle too, from the number of the last step; -1 before the first.
 
-    def __init__(self, optimizer: Optimizer, lr_at: Callable[[int], list[float]], last_batch_iteration: int = -1):
+    DeepSpeed's methods. As there, a state that is loaded says where the schedule is, and changes no group: what these hold
+    comes back with the optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer, course: Course, last_batch_iteration: int = -1):
         self.optimizer = optimizer
-        self._lr_at = lr_at
         self.last_batch_iteration = last_batch_iteration
-        self._apply()
+        self._course = course
+        if last_batch_iteration == -1:
+            self._set_lr(course.lr_at(-1))
+            self._set_betas(course.first_betas)
+        self._last_lr = [group["lr"] for group in optimizer.param_groups]
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         following = self.last_batch_iteration + 1
         self.last_batch_iteration = following if last_batch_iteration is None else last_batch_iteration
-        self._apply()
+        self._set_lr(self.get_lr())
+        self._set_betas(self.get_mom())
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def get_lr(self) -> list[float]:
-        return self._lr_at(self.last_batch_iteration)
+        return self._course.lr_at(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        return [group["lr"] for group in self.optimizer.param_groups]
+        """What the last step set."""
+        return self._last_lr
+
+    def get_mom(self) -> list[Betas] | None:
+        """The betas of each group; None where they do not cycle."""
+        return self._course.betas_at(self.last_batch_iteration) if self._course.betas_at is not None else None
 
     def state_dict(self) -> dict[str, int]:
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.last_batch_iteration = state["last_batch_iteration"]
-        self._apply()
 
-    def _apply(self) -> None:
-        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            group["lr"] = lr
+    def _set_lr(self, lrs: Sequence[float]) -> None:
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def _set_betas(self, betas: Sequence[Betas] | None) -> None:
+        for group, pair in zip(self.optimizer.param_groups, betas or (), strict=betas is not None):
+            group["betas"] = pair
 
 
-def build_schedule(named: Named, optimizer: Optimizer) -> Schedule:
-    """The schedule that the JSON names, bound to the optimizer. Problem for an unknown name or parameter."""
-    makers = _makers()
-    if named.type not in makers:
-        raise Problem(f"scheduler.type {named.type} is not carried out by the native engine; use {', '.join(makers)}")
+def build_schedule(named: Named, optimizer: Optimizer) -> Any:
+    """The schedule that the JSON names, bound to the optimizer. Problem for an unknown name, parameter or value."""
     params = dict(named.params)
-    last = params.pop("last_batch_iteration", -1)
     try:
-        return Schedule(
-            optimizer, makers[named.type]([group["lr"] for group in optimizer.param_groups], **params), last
-        )
-    except TypeError as error:
+        if named.type in COURSES:
+            last = params.pop("last_batch_iteration", -1)
+            groups = optimizer.param_groups
+            has_betas = "betas" in optimizer.defaults
+            if named.type == "OneCycle" and params.get("cycle_momentum", True) and not has_betas:
+                note(f"OneCycle moves no momentum: {type(optimizer).__name__} has no betas")
+                params["cycle_momentum"] = False
+            course = COURSES[named.type]([float(group["lr"]) for group in groups], **params)
+            return Schedule(optimizer, course, last)
+        if named.type in native_support.TORCH_SCHEDULERS:
+            return getattr(lr_scheduler, named.type)(optimizer, **params)
+    except (TypeError, ValueError, KeyError) as error:
         raise Problem(f"scheduler.params: {named.type} does not take these ({error})") from error
+    raise Problem(
+        f"scheduler.type {named.type} is not carried out by the native engine; use {', '.join(native_support.SCHEDULERS)}"
+    )
+
+
+def bound_schedule(given: Any, optimizer: Optimizer | None, named: Named | None) -> Any:
+    """The script's schedule, or function that makes one, before the JSON's; None where there is neither or no optimizer.
+
+    Problem where the script's moves the learning rates of another optimizer than the engine's.
+    """
+    if given is None:
+        return build_schedule(named, optimizer) if named is not None and optimizer is not None else None
+    schedule = given if is_schedule(given) else given(optimizer)
+    moves = getattr(schedule, "optimizer", optimizer)
+    if isinstance(moves, Optimizer) and moves is not optimizer:
+        raise Problem(
+            f"lr_scheduler {type(schedule).__name__} moves the learning rates of another optimizer than the engine's; pass "
+            "that optimizer to initialize too, or pass a function of the optimizer as lr_scheduler"
+        )
+    return schedule
+
+
+def advance(schedule: Any, arguments: Mapping[str, Any]) -> None:
+    """One step of any schedule. Problem where it needs to be told something that engine.step was not given."""
+    if not arguments and isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+        raise Problem(
+            'ReduceLROnPlateau needs to know how well it goes: call engine.step(lr_kwargs={"metrics": loss}), or step it '
+            "yourself and do not hand it to initialize"
+        )
+    schedule.step(**arguments)
 
 
 def wrong_params(named: Named, *, whole: bool) -> list[str]:
-    """Every parameter that the schedule does not take and, where params is whole, that it lacks."""
-    maker = _makers().get(named.type)
+    """Every parameter that the schedule does not take and, where params is whole, that it lacks; else the first wrong value."""
+    maker: Callable[..., Any] | None = COURSES.get(named.type)
+    if maker is None and named.type in native_support.TORCH_SCHEDULERS:
+        maker = getattr(lr_scheduler, named.type)
     if maker is None:  # native_support says so
         return []
     known = dict(inspect.signature(maker).parameters)
-    del known["lrs"]
+    known.pop("lrs", None), known.pop("optimizer", None)
     unknown = [key for key in named.params if key not in known and key != "last_batch_iteration"]
     absent = [key for key, value in known.items() if value.default is value.empty and key not in named.params]
     found = [f"{named.type} does not take {', '.join(unknown)}"] if unknown else []
-    return found + ([f"{named.type} needs {', '.join(absent)}"] if absent and whole else [])
-
-
-def _makers() -> dict[str, Callable[..., Callable[[int], list[float]]]]:
-    return {"WarmupLR": _warmup, "WarmupDecayLR": _warmup_decay, "WarmupCosineLR": _warmup_cosine}
-
-
-Lrs = list[float]
-
-
-def _warmup(
-    lrs: Lrs,
-    warmup_min_lr: float | Lrs = 0.0,
-    warmup_max_lr: float | Lrs | None = None,
-    warmup_num_steps: int = 1000,
-    warmup_type: str = "log",
-) -> Callable[[int], Lrs]:
-    """From min to max in warmup_num_steps, then flat. Without warmup_max_lr the optimizer's lr is the peak."""
-    return _between(lrs, warmup_min_lr, warmup_max_lr, _ramp(warmup_num_steps, warmup_type))
-
-
-def _warmup_decay(
-    lrs: Lrs,
-    total_num_steps: int,
-    warmup_min_lr: float | Lrs = 0.0,
-    warmup_max_lr: float | Lrs | None = 0.001,
-    warmup_num_steps: int = 1000,
-    warmup_type: str = "log",
-) -> Callable[[int], Lrs]:
-    """As WarmupLR, then linearly down to nothing at total_num_steps."""
-    ramp, warm = _ramp(warmup_num_steps, warmup_type), max(2, warmup_num_steps)
-
-    def share(step: int) -> float:
-        return ramp(step) if step < warm else max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warm))
-
-    return _between(lrs, warmup_min_lr, warmup_max_lr, share)
-
-
-def _warmup_cosine(
-    lrs: Lrs,
-    total_num_steps: int,
-    warmup_min_ratio: float = 0.0,
-    warmup_num_steps: int = 1000,
-    cos_min_ratio: float = 0.0001,
-    warmup_type: str = "log",
-) -> Callable[[int], Lrs]:
-    """Shares of the optimizer's lr: up from warmup_min_ratio, then along half a cosine to cos_min_ratio."""
-    ramp, warm = _ramp(warmup_num_steps, warmup_type), max(2, warmup_num_steps)
-
-    def ratio(step: int) -> float:
-        if step < 0:
-            return 0.0
-        if step < warm:
-            return warmup_min_ratio + ramp(step) * (1.0 - warmup_min_ratio)
-        wave = (1 + math.cos(math.pi * (step - warm + 1) / (total_num_steps - warm))) / 2
-        return max(0.0, cos_min_ratio + (1.0 - cos_min_ratio) * wave)
-
-    return lambda step: [lr * ratio(step) for lr in lrs]
-
-
-def _ramp(num_steps: int, kind: str) -> Callable[[int], float]:
-    warm = max(2, num_steps)
-
-    def share(step: int) -> float:
-        if step >= warm:
-            return 1.0
-        return step / warm if kind == "linear" else math.log(step + 1) / math.log(warm)
-
-    return share
-
-
-def _between(
-    lrs: Lrs, low: float | Lrs, high: float | Lrs | None, share: Callable[[int], float]
-) -> Callable[[int], Lrs]:
-    lows = low if isinstance(low, list) else [low] * len(lrs)
-    highs = lrs if high is None else high if isinstance(high, list) else [high] * len(lrs)
-    if len(lows) != len(lrs) or len(highs) != len(lrs):
-        raise Problem(f"scheduler.params: lr lists must have one entry for each of the optimizer's {len(lrs)} groups")
-
-    def at(step: int) -> Lrs:
-        if step < 0:
-            return list(lows)
-        return [bottom + (top - bottom) * share(step) for bottom, top in zip(lows, highs, strict=True)]
-
-    return at
+    found += [f"{named.type} needs {', '.join(absent)}"] if absent and whole else []
+    if found or absent or "auto" in [value for value in named.params.values() if isinstance(value, str)]:
+        return found
+    groups = max((len(value) for value in named.params.values() if isinstance(value, list)), default=1)
+    if named.type == "MultiStepLR":
+        groups = 1
+    try:
+        build_schedule(
+            named, torch.optim.Adam([{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(groups)], lr=1e-3)
+        )
+    except Problem as problem:
+        return [str(problem).removeprefix("scheduler.params: ")]
+    return []
 
 
 def is_schedule(value: Any) -> bool:
