@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from dsplan.runtime.answers import Answers
 from dsplan.runtime.checkpoints import saving as checkpoints
 from dsplan.runtime.groups import local_rank, note
+from dsplan.runtime.losses import refuse_loss, refuse_nan_loss
+from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.runtime.optimizing.schedules import advance
@@ -25,17 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-
-class Observer(Protocol):
-    """Who is told what the engine does next: the meter, the rehearsal, monitors. One optimizer step is one ... step_ends()."""
-
-    def forward_begins(self, inputs: list[torch.Tensor]) -> None: ...
-
-    def backward_begins(self) -> None: ...
-
-    def step_begins(self) -> None: ...
-
-    def step_ends(self) -> None: ...
+NO_OPTIMIZER = "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Parts:
     strict: bool
 
 
-class Engine(nn.Module):
+class Engine(Answers, nn.Module):
     """engine(x), engine.backward(loss), engine.step(): once each per micro-batch. Attributes it lacks are the module's."""
 
     def __init__(self, parts: Parts):
@@ -67,6 +60,7 @@ class Engine(nn.Module):
         self.micro_steps = 0
         self.global_steps = 0
         self.skipped_steps = 0
+        self.global_samples = 0
         self._sharded = parts.sharded
         self._config = parts.config
         self._batch = parts.batch
@@ -74,9 +68,16 @@ class Engine(nn.Module):
         self.scaler = LossScale.start(parts.config.fp16) if parts.config.precision == "fp16" else None
         bf16 = parts.config.raw.get("bf16") if parts.config.precision == "bf16" else None
         self._check_overflow = (bf16 or {}).get("check_grad_overflow", True) is not False
+        own = parts.config.raw.get("dsplan")
+        self._stop_on_nan_loss = isinstance(own, Mapping) and own.get("stop_on_nan_loss") is True
         self._norm: float | None = None
         self._boundary: bool | None = None
+        self._step_began = 0  # micro_steps at the end of the last optimizer step
+        self._backward_ran = False
+        self._in_no_sync = False
+        self._step_applied = False
         self._batch_seen = False
+        self._tell_optimizer()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -100,41 +101,60 @@ class Engine(nn.Module):
             for observer in self.observers:
                 observer.forward_begins(inputs)
             del inputs
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        if self.training:
+            for observer in self.observers:
+                observer.forward_ends()
+        return output
 
-    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **options: Any
+    ) -> torch.Tensor:
         """Gradients of loss / accumulation, summed over the micro-batches of a step and averaged over ranks.
 
         Returns the loss as it was divided.
         """
-        if loss.dim() != 0 and loss.numel() != 1:
-            raise Problem(
-                f"backward needs one number as loss, but got shape {list(loss.shape)}; take the mean or the sum"
-            )
+        refuse_loss(loss, options)
+        if self.optimizer is None:
+            raise Problem(NO_OPTIMIZER)
         for observer in self.observers:
             observer.backward_begins()
-        self._sharded.before_backward(self.is_gradient_accumulation_boundary())
+        boundary = self.is_gradient_accumulation_boundary() and not self._in_no_sync
+        if self._stop_on_nan_loss:
+            refuse_nan_loss(loss, self.global_steps)
+        self._sharded.before_backward(boundary)
         divided = loss.float() / self._batch.accumulation if scale_wrt_gas else loss.float()
         scaled = divided if self.scaler is None else divided * self.scaler.value
         scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        self._sharded.after_backward(self.is_gradient_accumulation_boundary())
+        self._sharded.after_backward(boundary)
+        self._backward_ran = True
+        for observer in self.observers:
+            observer.backward_ends(loss.detach())
         return divided.detach()
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Close one micro-batch; at the accumulation boundary, clip and step the optimizer and the schedule."""
+        if self.optimizer is None:
+            raise Problem(NO_OPTIMIZER)
+        if self._in_no_sync:
+            raise Problem("engine.step() is called inside no_sync; leave it before the last backward of the step")
+        if not self._backward_ran:
+            raise Problem(
+                f"rank {self.global_rank}: engine.step() at step {self.global_steps} comes without engine.backward(loss) "
+                "before it, so there are no gradients; call engine.backward(loss) once for each step(), not loss.backward()"
+            )
         boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
+        self._step_applied = False
+        self._backward_ran = False
         if not boundary:
             return
-        if self.optimizer is None:
-            raise Problem(
-                "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
-            )
         for observer in self.observers:
             observer.step_begins()
         self._sharded.drop_gathered()
         if self._update():
             self._step_optimizer(self.optimizer)
+            self._step_applied = True
             if self.lr_scheduler is not None:
                 advance(self.lr_scheduler, lr_kwargs or {})
         else:
@@ -142,8 +162,21 @@ class Engine(nn.Module):
         self.optimizer.zero_grad(set_to_none=True)
         self._sharded.scalars.drop_gradients()
         self.global_steps += 1
+        self.global_samples += self._batch.global_batch
+        self._step_began = self.micro_steps
+        self._tell_optimizer()
         for observer in self.observers:
             observer.step_ends()
+
+    def _tell_optimizer(self) -> None:
+        """Scripts, and Accelerate, read these where DeepSpeed's own optimizers hold them."""
+        if self.optimizer is not None:
+            vars(self.optimizer).update(
+                loss_scale=self.cur_scale,
+                cur_scale=self.cur_scale,
+                overflow=self.global_steps > 0 and not self._step_applied,
+                _global_grad_norm=self._norm,
+            )
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         """Problem where the first step fails: an optimizer that is made for whole tensors, perhaps."""
@@ -201,68 +234,69 @@ class Engine(nn.Module):
         """What is sharded and gathered together: the blocks in order, then the model with the rest."""
         return self._sharded.units
 
-    # --- what DeepSpeed's engine answers ---
+    # --- accumulation ---
 
     def is_gradient_accumulation_boundary(self) -> bool:
         if self._boundary is not None:
             return self._boundary
-        return (self.micro_steps + 1) % self._batch.accumulation == 0
+        return (self.micro_steps - self._step_began + 1) % self._batch.accumulation == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """From now on the caller says which micro-batch ends a step."""
         self._boundary = is_boundary
 
-    def train_batch_size(self) -> int:
-        return self._batch.global_batch
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Another global batch from here on, by more or fewer micro-batches of the same size."""
+        at_once = self._batch.micro_batch * self.world_size
+        if train_batch_size <= 0 or train_batch_size % at_once:
+            raise Problem(
+                f"train_batch_size {train_batch_size} is no multiple of micro-batch {self._batch.micro_batch} x dp "
+                f"{self.world_size} = {at_once}"
+            )
+        self._batch = replace(self._batch, global_batch=train_batch_size, accumulation=train_batch_size // at_once)
 
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self._batch.micro_batch
-
-    def gradient_accumulation_steps(self) -> int:
-        return self._batch.accumulation
-
-    def zero_optimization(self) -> bool:
-        return self._sharded.zero_stage > 0
-
-    def zero_optimization_stage(self) -> int:
-        return self._sharded.zero_stage
-
-    def gradient_clipping(self) -> float:
-        return self._config.gradient_clipping
-
-    def fp16_enabled(self) -> bool:
-        return self._config.precision == "fp16"
-
-    def bfloat16_enabled(self) -> bool:
-        return self._config.precision == "bf16"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return dict(self._config.raw)
-
-    @property
-    def loss_scale(self) -> float:
-        return 1.0 if self.scaler is None else self.scaler.value
-
-    @property
-    def cur_scale(self) -> float:
-        return self.loss_scale
-
-    def get_global_grad_norm(self) -> float | None:
-        """Of the last step, before clipping and without the loss scale; not finite where it was skipped."""
-        return self._norm
-
-    def get_lr(self) -> list[float]:
-        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.module.zero_grad(set_to_none)
-        self._sharded.scalars.drop_gradients()
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Another micro-batch at the same accumulation, and so another global batch."""
+        self._batch = replace(
+            self._batch,
+            micro_batch=micro_batch_size,
+            global_batch=micro_batch_size * self._batch.accumulation * self.world_size,
+        )
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Changes nothing: gradients are summed where the ZeRO stage and the accumulation boundary call for it."""
-        yield
+        """Gradients of the backward passes inside stay on their rank, until one outside ends the step. Stages 0 and 1."""
+        stage = self._sharded.zero_stage
+        if stage >= 2:
+            raise Problem(
+                f"no_sync does not go with zero stage {stage}, which keeps no gradient whole; use stage 0 or 1, or "
+                "gradient_accumulation_steps"
+            )
+        if self._in_no_sync:
+            raise Problem("no_sync is entered inside no_sync; leave the outer one first")
+        self._in_no_sync = True
+        try:
+            yield
+        finally:
+            self._in_no_sync = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient, also what is summed up of a step that has not ended."""
+        self._sharded.drop_gradients()
+
+    def set_lr(self, lr: float | Sequence[float]) -> None:
+        """The learning rate of every group, or of each. A schedule that steps later has the last word."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        rates = [float(lr)] * len(groups) if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
+        if len(rates) != len(groups):
+            raise Problem(f"set_lr was given {len(rates)} learning rates, but the optimizer has {len(groups)} groups")
+        for group, rate in zip(groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    # --- checkpoints ---
 
     def save_checkpoint(
         self,
@@ -287,7 +321,7 @@ class Engine(nn.Module):
         **_: Any,
     ) -> tuple[str | None, dict[str, Any]]:
         """(path, client state), or (None, {}) where load_dir holds none. Any number of ranks, ZeRO stage and precision."""
-        return checkpoints.load(
+        found = checkpoints.load(
             self,
             Path(load_dir),
             tag,
@@ -295,6 +329,9 @@ class Engine(nn.Module):
             optimizer=load_optimizer_states and not load_module_only,
             lr_scheduler=load_lr_scheduler_states and not load_module_only,
         )
+        self._step_began = self.micro_steps
+        self._tell_optimizer()
+        return found
 
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
@@ -302,10 +339,6 @@ class Engine(nn.Module):
         """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
         checkpoints.save_whole_model(self, Path(save_dir) / save_filename)
         return True
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[self._config.precision]
 
     def drop_gathered(self) -> None:
         """Free every gathered parameter: the module holds its shards alone."""

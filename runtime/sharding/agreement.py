@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,3 +48,23 @@ def take_from_first_rank(tensors: list[torch.Tensor], group: dist.ProcessGroup) 
     source = dist.get_global_rank(group, 0)
     for tensor in tensors:
         dist.broadcast(tensor.detach(), src=source, group=group)
+
+
+_small_talk: tuple[Any, dist.ProcessGroup] | None = None
+
+
+def _host_group() -> dist.ProcessGroup:
+    """A group of all ranks for single numbers between hosts: gloo, so that no device has to wait. Made on first use."""
+    global _small_talk
+    if _small_talk is None or _small_talk[0] is not dist.group.WORLD:
+        _small_talk = (dist.group.WORLD, dist.new_group(backend="gloo"))
+    return _small_talk[1]
+
+
+def values_of_ranks(value: float) -> list[float]:
+    """Every rank's value, by rank, over the host. Collective."""
+    if dist.get_world_size() == 1 or not carries_data():
+        return [value]
+    heard = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(heard, torch.tensor([value], dtype=torch.float64), group=_host_group())
+    return [float(number) for number in heard]

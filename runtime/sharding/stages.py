@@ -54,6 +54,16 @@ class Sharded:
         """What the optimizer steps over, by name: fp32, and each a DTensor."""
         return {**dict(self.model.named_parameters()), **self.scalars.masters}
 
+    def drop_gradients(self) -> None:
+        """Every gradient, also those that are summed up on this rank alone and not yet reduced."""
+        for unit in self.units:
+            for group in unit._get_fsdp_state()._fsdp_param_groups:
+                for held in group.fsdp_params:
+                    held.sharded_param.grad = held.unsharded_accumulated_grad = None
+                    if hasattr(held, "_unsharded_param"):
+                        held._unsharded_param.grad = None
+        self.scalars.drop_gradients()
+
     def drop_gathered(self) -> None:
         """Free every gathered copy, so that the next use sees the shards as they are then."""
         for unit in self.units:

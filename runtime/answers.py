@@ -1,0 +1,176 @@
+"""What DeepSpeed's engine answers when it is asked about itself; nothing here computes or communicates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from dsplan.runtime.optimizing.loss_scale import LossScale
+from dsplan.schemas.config import Batch, DsConfig
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from dsplan.runtime.sharding.stages import Sharded
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Scale(float):
+    """The loss scale in force. Called, as DeepSpeed's engine.loss_scale() is, it gives fp16.loss_scale: 0 if dynamic."""
+
+    configured: float
+
+    def __new__(cls, value: float, configured: float) -> Scale:
+        scale = super().__new__(cls, value)
+        scale.configured = configured
+        return scale
+
+    def __call__(self) -> float:
+        return self.configured
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        """Pickled as the number that it is."""
+        return float, (float(self),)
+
+
+class Answers:
+    """Mixed into Engine, which holds what is read here. Names and meanings: deepspeed/runtime/engine.py (0.19.8)."""
+
+    optimizer: Optimizer | None
+    lr_scheduler: Any
+    device: torch.device
+    world_size: int
+    global_rank: int
+    scaler: LossScale | None
+    _sharded: Sharded
+    _config: DsConfig
+    _batch: Batch
+    _norm: float | None
+    _step_applied: bool
+
+    # --- the batch ---
+
+    def train_batch_size(self) -> int:
+        return self._batch.global_batch
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self._batch.micro_batch
+
+    def gradient_accumulation_steps(self) -> int:
+        return self._batch.accumulation
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """(global batch, micro-batch, accumulation)."""
+        return self._batch.global_batch, self._batch.micro_batch, self._batch.accumulation
+
+    # --- ZeRO ---
+
+    def zero_optimization(self) -> bool:
+        return self._sharded.zero_stage > 0
+
+    def zero_optimization_stage(self) -> int:
+        return self._sharded.zero_stage
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        return self._sharded.zero_stage >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        return self._sharded.zero_stage >= 3
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """What the file says, since scripts ask it before they save. The engine gathers whatever it says."""
+        zero = self._config.raw.get("zero_optimization")
+        names = ("gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save")
+        return isinstance(zero, dict) and any(zero.get(name) is True for name in names)
+
+    # --- precision ---
+
+    def fp16_enabled(self) -> bool:
+        return self._config.precision == "fp16"
+
+    def bfloat16_enabled(self) -> bool:
+        return self._config.precision == "bf16"
+
+    def dynamic_loss_scale(self) -> bool:
+        return self.scaler is not None and self.scaler.dynamic
+
+    @property
+    def loss_scale(self) -> Scale:
+        if self.scaler is None:
+            return Scale(1.0, 1.0)
+        return Scale(self.scaler.value, self.scaler.rules.loss_scale)
+
+    @property
+    def cur_scale(self) -> float:
+        return float(self.loss_scale)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return DTYPES[self._config.precision]
+
+    # --- the step ---
+
+    def gradient_clipping(self) -> float:
+        return self._config.gradient_clipping
+
+    def get_global_grad_norm(self) -> float | None:
+        """Of the last step, before clipping and without the loss scale; not finite where it was skipped."""
+        return self._norm
+
+    def was_step_applied(self) -> bool:
+        """Whether the last step() changed the weights: not between boundaries, nor where it was skipped."""
+        return self._step_applied
+
+    def get_lr(self) -> list[float]:
+        return self._of_groups("lr")
+
+    def get_type(self) -> list[Any]:
+        return self._of_groups("type")
+
+    def get_mom(self) -> list[Any]:
+        """Momentum of each group where the file names SGD or RMSprop, else its betas."""
+        return self._of_groups("momentum" if self.optimizer_name() in ("SGD", "RMSprop") else "betas")
+
+    def optimizer_name(self) -> str | None:
+        return self._config.optimizer.type if self._config.optimizer is not None else None
+
+    def scheduler_name(self) -> str | None:
+        return self._config.scheduler.type if self._config.scheduler is not None else None
+
+    def steps_per_print(self) -> int | None:
+        found = self._config.raw.get("steps_per_print")
+        return found if isinstance(found, int) else None
+
+    def wall_clock_breakdown(self) -> bool:
+        return self._config.raw.get("wall_clock_breakdown") is True
+
+    # --- the ranks ---
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return dict(self._config.raw)
+
+    @property
+    def dp_world_size(self) -> int:
+        return self.world_size
+
+    @property
+    def mp_world_size(self) -> int:
+        return 1
+
+    @property
+    def data_parallel_group(self) -> Any:
+        return dist.group.WORLD
+
+    def get_data_parallel_rank(self) -> int:
+        return self.global_rank
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_tensor_parallel_rank(self) -> int:
+        return 0
+
+    def _of_groups(self, option: str) -> list[Any]:
+        return [] if self.optimizer is None else [group.get(option, 0.0) for group in self.optimizer.param_groups]
