@@ -25,6 +25,7 @@ from dsplan.planner.tracing.quick_fakes import QuickFakes
 from dsplan.planner.tracing.tracer import inputs_of, loss_of, sample
 from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
+from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.measuring.watching import StepWatch
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.optimizer import on_shards
@@ -118,7 +119,7 @@ def config_of(plan: Plan, accumulation: int) -> dict[str, Any]:
     return config
 
 
-class SecondStep:
+class SecondStep(Observer):
     """Observer of an engine that watches its second step, which has its states from the start."""
 
     def __init__(self, engine: Engine):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.measuring.watching import StepWatch
 from dsplan.schemas.ledger import Ledger, Phase
 
@@ -21,7 +22,7 @@ STEPS_TRIED = 8
 """With skipped ones among them."""
 
 
-class Meter:
+class Meter(Observer):
     """Observer of an engine. Watches the first steps, then only looks at the clock."""
 
     def __init__(self, engine: Engine):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.schemas.ledger import CATEGORIES, Category, Collective, Ledger, Level, MemoryItem, Moment, Phase
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
@@ -88,7 +89,7 @@ class _Peak:
     where: str = ""
 
 
-class StepWatch:
+class StepWatch(Observer):
     """From the first forward of an optimizer step to its end. `start` it, let it be the engine's observer for one step (or pass
     an observer's calls on), then ask for its `ledger`."""
 
