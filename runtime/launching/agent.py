@@ -26,8 +26,12 @@ class Outcome:
         return not self.exit_codes and self.stopped_by is None
 
 
-def run_until_done(num_ranks: int, arguments: list[str]) -> Outcome:
-    """Run `python ARGUMENTS` on each rank under torchrun's environment, on a free port. None is left when it returns."""
+def run_until_done(num_ranks: int, arguments: list[str], attempt: int = 0) -> Outcome:
+    """Run `python ARGUMENTS` on each rank under torchrun's environment, on a free port. None is left when it returns.
+
+    attempt: how often the ranks were started before. Each start has an agent, a store and a port of its own, so that nothing
+    of the ranks before is read by those after.
+    """
     from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -76,11 +80,14 @@ def run_until_done(num_ranks: int, arguments: list[str]) -> Outcome:
         entrypoint=sys.executable,
         args=tuple(arguments),
         rdzv_handler=rendezvous,
-        max_restarts=0,
+        max_restarts=attempt,
         monitor_interval=0.1,
         local_addr="localhost",
     )
     agent = Agent(spec, DefaultLogsSpecs(), start_method="spawn", exit_barrier_timeout=PATIENCE_SECONDS)
+    agent._remaining_restarts = (
+        0  # used up: TORCHELASTIC_RESTART_COUNT is the attempt, and the launcher starts the next
+    )
     try:
         result = agent.run()
     except SignalException as stop:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import io
-import json
 import os
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsplan.runtime.launching.orders import Orders, current_orders
+from dsplan.runtime.launching.orders import Orders, current_orders, record_failure
 from dsplan.schemas.problem import Problem
 
 PR_SET_PDEATHSIG = 1
@@ -47,10 +45,13 @@ def main() -> None:
                 _record_refusal(orders, problem)
                 sys.exit(REFUSED)
         else:
-            _record_failure(orders, "", refused=False)  # what there is to say the script has said
+            record_failure(orders, "")  # what there is to say the script has said
         raise
     except BaseException as error:
-        _record_failure(orders, _traceback_of_script(error), refused=False)
+        explanation = _explanation(error)
+        shown = _script_alone(error) if explanation else _traceback_of_script(error)
+        record_failure(orders, shown, explanation=explanation)
+        _write_record(orders)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
@@ -94,21 +95,32 @@ def _finish(orders: Orders, script: str) -> None:
             f"{script} ended without calling deepspeed.initialize or dsplan.runtime.initialize, so nothing was trained "
             f"under {orders.source}"
         )
-    meters[0].write(Path(orders.folder))
+    _write_record(orders)
     import torch.distributed as dist
 
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
+def _write_record(orders: Orders) -> None:
+    """What this rank has measured, also where it fails."""
+    initializing: Any = sys.modules.get("dsplan.runtime.initializing")
+    for meter in initializing.meters[:1] if initializing is not None else ():
+        meter.write(Path(orders.folder))
+
+
+def _explanation(error: BaseException) -> str:
+    """Which ranks a failed collective waited for; empty where that is not what failed."""
+    progress: Any = sys.modules.get("dsplan.runtime.launching.progress")
+    if progress is None:
+        return ""
+    text = progress.explain_failure(error)
+    progress.end_with(error)
+    return text or ""
+
+
 def _record_refusal(orders: Orders, problem: Problem) -> None:
-    _record_failure(orders, str(problem), refused=True, cause=problem.user_traceback or "")
-
-
-def _record_failure(orders: Orders, text: str, *, refused: bool, cause: str = "") -> None:
-    record = {"time": time.time(), "text": text, "refused": refused, "cause": cause}
-    path = Path(orders.folder) / f"failure_{os.environ.get('RANK', '0')}.json"
-    path.write_text(json.dumps(record), "utf-8")
+    record_failure(orders, str(problem), refused=True, cause=problem.user_traceback or "")
 
 
 def _traceback_of_script(error: BaseException) -> str:
@@ -117,6 +129,14 @@ def _traceback_of_script(error: BaseException) -> str:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _script_alone(error: BaseException) -> str:
+    """The same without the frames of libraries: of a collective that failed, where the script was says all."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    words = "".join(traceback.format_exception_only(error))
+    return f"Traceback (of the script alone):\n{''.join(traceback.format_list(frames))}{words}"
 
 
 if __name__ == "__main__":

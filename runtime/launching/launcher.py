@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dsplan.reports.run_table import as_text
-from dsplan.runtime.launching.agent import Outcome, run_until_done
-from dsplan.runtime.launching.leftovers import end_leftovers
-from dsplan.runtime.launching.orders import VARIABLE, Orders
+from dsplan.runtime.launching.agent import run_until_done
+from dsplan.runtime.launching.failures import Failure, read_failure
+from dsplan.runtime.launching.leftovers import end_leftovers, watched
+from dsplan.runtime.launching.orders import VARIABLE, Orders, read_batch
 from dsplan.schemas.jsonfile import load_config_file
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.plan import PlanFile
 from dsplan.schemas.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restarts:
+    """How often ranks may be started again after a failure. With min_ranks below their number, killed ones are not replaced."""
+
+    most: int = 0
+    min_ranks: int | None = None
 
 
 def launch(
@@ -33,6 +43,9 @@ def launch(
     run_dir: Path | None = None,
     predicted: dict[str, Any] | None = None,
     as_json: bool = False,
+    backend: str | None = None,
+    timeout_seconds: float | None = None,
+    restarts: Restarts = Restarts(),
 ) -> int:
     """Run the script on every rank under TARGET, a plan.json or a DeepSpeed config; the exit code for the shell.
 
@@ -47,29 +60,27 @@ def launch(
         config = {**config, "dsplan": {"recompute": plan.recompute, **config.get("dsplan", {})}}
     if not script.is_file():
         raise Problem(f"{script}: no such script")
+    _check_backend(backend)
     if not script_config:
         from dsplan.runtime.refusals import judge  # with torch, and so after what is quick to say
 
         judge(config, str(target), whole=False).accepted()
     count = _settle_ranks(ranks, plan, target)
+    if restarts.min_ranks is not None and restarts.min_ranks > count:
+        raise Problem(f"--min-ranks is {restarts.min_ranks}, but {count} ranks would be started; at most {count}")
     if run_dir is not None:
         _make_writable(run_dir)
-    with tempfile.TemporaryDirectory(prefix="dsplan_") as folder:
-        orders = Orders(
-            config=None if script_config else config,
-            source=str(target),
-            strict=strict,
-            folder=folder,
-            launcher_pid=os.getpid(),
-        )
-        orders.write()
-        with _environment({VARIABLE: str(orders.path), "OMP_NUM_THREADS": _threads(count)}):
-            bootstrap = Path(__file__).with_name("bootstrap.py")
-            outcome = run_until_done(count, [str(bootstrap), str(script), *script_args])
-        if not outcome.good:
-            end_leftovers(VARIABLE, str(orders.path))
-            return _explain_failure(Path(folder), outcome)
-        records = [_record(Path(folder), rank) for rank in range(count)]
+    orders = Orders(
+        config=None if script_config else config,
+        source=str(target),
+        strict=strict,
+        folder="",
+        launcher_pid=os.getpid(),
+        backend=backend,
+        timeout_seconds=timeout_seconds,
+    )
+    with tempfile.TemporaryDirectory(prefix="dsplan_") as root, watched(VARIABLE, root):
+        failure, records = _run(orders, Path(root), count, [str(script), *script_args], restarts)
     if predicted is None and plan:
         predicted = plan.predicted
     ledgers = [Ledger.from_json(record["ledger"]) if record["ledger"] else None for record in records]
@@ -80,13 +91,97 @@ def launch(
         "predicted": predicted,
         "measured": worst.to_json() if worst else None,
         "ranks": records,
+        "failure": {"exit_code": failure.exit_code, "reason": failure.line} if failure else None,
     }
     text = json.dumps(run, indent=1)
-    path = (run_dir or Path(tempfile.mkdtemp(prefix="dsplan_run_"))) / "run.json"
-    path.write_text(text + "\n", "utf-8")
+    if failure is None or run_dir is not None:
+        path = (run_dir or Path(tempfile.mkdtemp(prefix="dsplan_run_"))) / "run.json"
+        path.write_text(text + "\n", "utf-8")
+    if failure is not None:
+        for record in records if held else ():
+            if record["ledger"] is None:
+                print(f"dsplan: no record of rank {record['rank']}", file=sys.stderr)
+        _tell(failure, "" if failure.stopped else "error: ")
+        return failure.exit_code
     print(text if as_json else as_text((predicted or {}).get("memory"), ledgers), flush=True)
     print(f"dsplan: the run's record is {path}", file=sys.stderr, flush=True)
     return 0
+
+
+def _run(
+    orders: Orders, root: Path, count: int, arguments: list[str], restarts: Restarts
+) -> tuple[Failure | None, list[dict[str, Any]]]:
+    """Start the ranks until they end well or may not be started again: how the last start failed, and its records."""
+    bootstrap = str(Path(__file__).with_name("bootstrap.py"))
+    for attempt in range(restarts.most + 1):
+        folder = root / f"start_{attempt}"
+        folder.mkdir()
+        orders = replace(orders, folder=str(folder))
+        orders.write()
+        with _environment({VARIABLE: str(orders.path), "OMP_NUM_THREADS": _threads(count)}):
+            outcome = run_until_done(count, [bootstrap, *arguments], attempt)
+        records = [_record(folder, rank) for rank in range(count)]
+        if outcome.good:
+            return None, records
+        end_leftovers(VARIABLE, str(root))
+        failure = read_failure(folder, outcome)
+        if attempt == restarts.most or not failure.may_pass:
+            break
+        batch = read_batch(folder)
+        orders = replace(orders, kept_batch=orders.kept_batch or batch)
+        killed = sum(exit_code < 0 for exit_code in outcome.exit_codes.values())
+        count = next_ranks(count, killed, _gpus_now(), restarts.min_ranks, orders.kept_batch)
+        _tell(failure, "", f"; restart {attempt + 1} of {restarts.most}, with {_ranks(count)}")
+    return failure, records
+
+
+def next_ranks(count: int, killed: int, gpus: int | None, min_ranks: int | None, batch: tuple[int, int] | None) -> int:
+    """How many ranks to start after a failure: as many as before, and fewer where that is allowed and called for.
+
+    gpus: what the machine still shows, None without any. batch: (global batch, micro-batch), which are kept: of the counts
+    from min_ranks on the largest at which accumulation is whole.
+    """
+    wanted = max(min_ranks or count, count - killed)
+    if gpus is not None:
+        wanted = min(wanted, gpus)
+    for fewer in range(wanted, (min_ranks or count) - 1, -1):
+        if batch is None or batch[0] % (batch[1] * fewer) == 0:
+            return fewer
+    return count
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _gpus_now() -> int | None:
+    """Asked in a process of its own: torch remembers what it saw first, and one may have failed since."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    answer = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], capture_output=True, text=True
+    ).stdout.strip()
+    return int(answer) if answer.isdigit() else None
+
+
+def _tell(failure: Failure, level: str, rest: str = "") -> None:
+    if failure.detail:
+        print(failure.detail, file=sys.stderr)
+    print(f"dsplan: {level}{failure.line}{rest}", file=sys.stderr, flush=True)
+
+
+def _check_backend(backend: str | None) -> None:
+    """Before any rank starts: what a script may leave to torch, an order may not."""
+    if backend is None:
+        return
+    import torch
+    from dsplan.runtime.groups import available_backend
+
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise Problem("--backend nccl needs a GPU, and torch sees none on this machine; use gloo, or leave it out")
+    available_backend(backend)
 
 
 def _plan(raw: dict[str, Any], target: Path) -> PlanFile | None:
@@ -155,39 +250,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-
-
-def _explain_failure(folder: Path, outcome: Outcome) -> int:
-    """Print why the launch failed, the rank at fault by name, and give the exit code."""
-    if outcome.stopped_by is not None:
-        print(f"dsplan: stopped by {outcome.stopped_by.name}", file=sys.stderr, flush=True)
-        return 128 + outcome.stopped_by
-    told = {}
-    for rank in outcome.exit_codes:
-        path = folder / f"failure_{rank}.json"
-        if path.exists():
-            told[rank] = json.loads(path.read_text("utf-8"))
-    # A rank that was killed leaves no word, and its death is what the others then complain of.
-    killed = [rank for rank, exit_code in outcome.exit_codes.items() if exit_code < 0]
-    first = min(killed) if killed else min(told, key=lambda rank: told[rank]["time"], default=min(outcome.exit_codes))
-    exit_code = outcome.exit_codes[first]
-    if exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        hint = " (out of memory on the host, perhaps)" if exit_code == -signal.SIGKILL else ""
-        print(f"dsplan: error: rank {first} was killed by {name}{hint}", file=sys.stderr, flush=True)
-        return 128 - exit_code
-    record = told.get(first, {"text": "", "refused": False})
-    if record["refused"]:
-        if record["cause"]:
-            print(f"rank {first} failed:\n{record['cause'].rstrip()}", file=sys.stderr)
-        print(f"dsplan: error: {record['text']}", file=sys.stderr, flush=True)
-        return exit_code
-    if record["text"]:
-        print(f"rank {first} failed:\n{record['text'].rstrip()}", file=sys.stderr)
-    others = " and ".join(f"rank {rank}" for rank in outcome.left)
-    after = f", after {others} had left with code 0; all ranks must make the same steps" if others else ""
-    print(f"dsplan: error: rank {first} ended with exit code {exit_code}{after}", file=sys.stderr, flush=True)
-    return exit_code
 
 
 def _record(folder: Path, rank: int) -> dict[str, Any]:

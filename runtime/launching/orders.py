@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,12 @@ class Orders:
     strict: bool
     folder: str
     launcher_pid: int
+    backend: str | None = None
+    """Of the process group, whatever the script asks for."""
+    timeout_seconds: float | None = None
+    """Of each collective, likewise."""
+    kept_batch: tuple[int, int] | None = None
+    """After a restart: (global batch, micro-batch) of the first start, kept on any number of ranks."""
 
     @property
     def path(self) -> Path:
@@ -38,6 +45,37 @@ def current_orders() -> Orders | None:
     """The orders of the launch that this process is a rank of; None outside of a launch."""
     path = os.environ.get(VARIABLE)
     return Orders(**json.loads(Path(path).read_text("utf-8"))) if path else None
+
+
+def keep_batch(global_batch: int, micro_batch: int) -> None:
+    """Under a launch: tell the launcher the batch, which a restart with fewer ranks has to keep."""
+    orders = current_orders()
+    if orders is not None and os.environ.get("RANK", "0") == "0":
+        (Path(orders.folder) / "batch.json").write_text(json.dumps([global_batch, micro_batch]), "utf-8")
+
+
+def with_kept_batch(raw: Mapping[str, Any], kept: tuple[int, int]) -> dict[str, Any]:
+    """The config with the batches that the ranks of the first start had; accumulation follows from how many there are now."""
+    fewer = {key: value for key, value in raw.items() if key != "gradient_accumulation_steps"}
+    return {**fewer, "train_batch_size": kept[0], "train_micro_batch_size_per_gpu": kept[1]}
+
+
+def read_batch(folder: Path) -> tuple[int, int] | None:
+    """(global batch, micro-batch) of the ranks that were started; None where they did not come so far."""
+    try:
+        global_batch, micro_batch = json.loads((folder / "batch.json").read_text("utf-8"))
+    except (OSError, ValueError):  # killed while it was written
+        return None
+    return int(global_batch), int(micro_batch)
+
+
+def record_failure(orders: Orders, text: str, *, refused: bool = False, cause: str = "", explanation: str = "") -> None:
+    """This rank's word on why it failed, for the launcher. explanation: who else is to blame, in one line."""
+    record = {"time": time.time(), "text": text, "refused": refused, "cause": cause, "explanation": explanation}
+    path = Path(orders.folder) / f"failure_{os.environ.get('RANK', '0')}.json"
+    aside = path.with_suffix(".partial")
+    aside.write_text(json.dumps(record), "utf-8")
+    os.replace(aside, path)  # the rank may be killed at any moment
 
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
