@@ -129,12 +129,13 @@ def _scheduler(environment: Mapping[str, str]) -> Names | None:
     for names in MPI:
         if any(name in environment for name in (*names.rank, *names.world_size)):
             return names
-    several = next((environment[name] for name in SLURM.world_size if name in environment), "1") != "1"
+    first = environment.get("SLURM_PROCID", "0") == "0"
+    tasks = next((environment[name] for name in SLURM.world_size if name in environment), "1" if first else "")
     placed = "SLURM_PROCID" in environment or "SLURM_LOCALID" in environment
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID"))
     # The batch script itself and a shell of srun --pty have the variables of task 0, and are no ranks.
     alone = step in NO_STEPS or (step is None and environment.get("ENVIRONMENT") == "BATCH")
-    return SLURM if several and placed and not alone and "SLURM_PTY_PORT" not in environment else None
+    return SLURM if tasks != "1" and placed and not alone and "SLURM_PTY_PORT" not in environment else None
 
 
 def _address(environment: Mapping[str, str], names: Names, world_size: int) -> str:
@@ -182,7 +183,7 @@ def _number(environment: Mapping[str, str], names: Names, variables: tuple[str, 
     name = next((name for name in variables if name in environment), None)
     if name is None:
         own = [variable for variable in variables if variable not in ("WORLD_SIZE", "LOCAL_RANK")] or [variables[0]]
-        raise _missing(names, own[0], environment, "")
+        raise _missing(names, "SLURM_NTASKS" if "SLURM_NTASKS" in own else own[0], environment, "")
     text = environment[name]
     if not text.isdigit():
         raise Problem(f"{name} is {text!r} in the environment, but must be a whole number of at least 0")
