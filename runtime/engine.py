@@ -13,7 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.answers import Answers
-from dsplan.runtime.checkpoints import saving as checkpoints
+from dsplan.runtime.checkpoints.background import Background
+from dsplan.runtime.checkpoints.loading import Wishes, load
+from dsplan.runtime.checkpoints.saving import save, save_whole_model, wait_for_pending
+from dsplan.runtime.data import Loader
 from dsplan.runtime.groups import local_rank, note
 from dsplan.runtime.losses import refuse_loss, refuse_nan_loss
 from dsplan.runtime.measuring.observing import Observer
@@ -78,6 +81,9 @@ class Engine(Answers, nn.Module):
         self._step_applied = False
         self._batch_seen = False
         self._tell_optimizer()
+        self.training_dataloader: Loader | None = None
+        self.checkpoint_options = parts.config.checkpoints
+        self.pending_save: Background | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -304,10 +310,12 @@ class Engine(Answers, nn.Module):
         tag: str | None = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
-        **_: Any,
+        exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Every rank must call it. client_state must fit into JSON."""
-        checkpoints.save(self, Path(save_dir), tag, client_state or {}, save_latest)
+        """Every rank must call it. client_state, of which rank 0's is kept, must fit into JSON."""
+        if not str(save_dir):
+            raise Problem("save_dir is empty, but must name a folder")
+        save(self, Path(save_dir), tag, client_state or {}, save_latest, exclude_frozen_parameters)
         return True
 
     def load_checkpoint(
@@ -318,26 +326,49 @@ class Engine(Answers, nn.Module):
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
-        **_: Any,
-    ) -> tuple[str | None, dict[str, Any]]:
-        """(path, client state), or (None, {}) where load_dir holds none. Any number of ranks, ZeRO stage and precision."""
-        found = checkpoints.load(
-            self,
-            Path(load_dir),
-            tag,
+        custom_load_fn: Any = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """(path, client state), or (None, None) where load_dir holds none. Any number of ranks, ZeRO stage and precision.
+
+        A folder that holds a whole model in safetensors is loaded too: the model alone.
+        """
+        if custom_load_fn is not None:
+            raise Problem(
+                "custom_load_fn is not carried out: shards are read in place; leave it out, or give "
+                "engine.module.load_state_dict a state_dict of your own"
+            )
+        wishes = Wishes(
             strict=load_module_strict,
             optimizer=load_optimizer_states and not load_module_only,
             lr_scheduler=load_lr_scheduler_states and not load_module_only,
+            module_only=load_module_only,
         )
-        self._step_began = self.micro_steps
+        found = load(self, Path(load_dir), tag, wishes)
         self._tell_optimizer()
         return found
+
+    def wait_for_checkpoint(self) -> None:
+        """The checkpoint that is being written in the background is there. Every rank must call it."""
+        wait_for_pending(self)
+
+    def unfinished_micro_batches(self) -> int:
+        """Of the step that is under way: how many have been through backward."""
+        return self.micro_steps - self._step_began
+
+    def restore_counters(self, saved: Mapping[str, Any]) -> None:
+        """Those of a checkpoint, which is always between two steps. micro_steps counts at this run's accumulation."""
+        self.global_steps, self.skipped_steps = saved["global_steps"], saved["skipped_steps"]
+        self.global_samples = saved["global_samples"]
+        same = saved["accumulation"] == self._batch.accumulation
+        self.micro_steps = saved["micro_steps"] if same else self.global_steps * self._batch.accumulation
+        self._step_began = self.micro_steps
+        self._sharded.drop_gradients()
 
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
     ) -> bool:
         """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
-        checkpoints.save_whole_model(self, Path(save_dir) / save_filename)
+        save_whole_model(self, Path(save_dir) / save_filename)
         return True
 
     def drop_gathered(self) -> None:

@@ -84,7 +84,14 @@ def initialize(
     loader = None
     if training_data is not None:
         drop_last = bool(ds_config.raw.get("dataloader_drop_last", False))
-        loader = build_loader(training_data, batch.micro_batch, drop_last=drop_last, collate_fn=collate_fn)
+        loader = build_loader(
+            training_data,
+            batch.micro_batch,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            num_workers=ds_config.dataloader_workers,
+            pin_memory=device.type == "cuda",
+        )
 
     orders = current_orders()
     engine = Engine(
@@ -98,6 +105,7 @@ def initialize(
             strict=orders is not None and orders.strict,
         )
     )
+    engine.training_dataloader = loader
     if orders is not None and not meters:
         meters.append(Meter(engine))
         engine.observers.append(meters[0])

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from dsplan.schemas.choices import RECOMPUTES, Offload, OptimizerSpec, Recompute, ZeroKnobs, optimizer_named
 from dsplan.schemas.config_knobs import read_knobs
@@ -33,6 +33,10 @@ class ConfigError(Problem):
         )
 
 
+TAG_VALIDATIONS: dict[str, Literal["ignore", "warn", "fail"]] = {"ignore": "ignore", "warn": "warn", "fail": "fail"}
+"""Source: deepspeed/runtime/constants.py, ValidationMode."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp16:
     """The fp16 block. loss_scale 0: dynamic."""
@@ -54,6 +58,15 @@ class Named:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """How the native engine writes them. keep_last: None keeps all. background: training goes on meanwhile."""
+
+    keep_last: int | None = None
+    background: bool = False
+    tag_validation: Literal["ignore", "warn", "fail"] = "warn"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DsConfig:
     """One configuration as DeepSpeed reads it. Batch fields are None where absent and AUTO where a reader is to fill them."""
@@ -72,6 +85,8 @@ class DsConfig:
     offload: Offload
     knobs: ZeroKnobs
     recompute: Recompute
+    checkpoints: Checkpoints
+    dataloader_workers: int
     unfilled: tuple[str, ...]
     """Pointers whose value is "auto"."""
 
@@ -131,6 +146,8 @@ def read_config(raw: Any, source: str = "config") -> DsConfig:
         offload=_offload(take, zero, stage),
         knobs=knobs,
         recompute=recompute,
+        checkpoints=_checkpoints(take, own),
+        dataloader_workers=take.integer(own, "dsplan", "dataloader_workers", 0, low=0),
         unfilled=tuple(_autos(raw)),
     )
     if take.reasons:
@@ -219,6 +236,26 @@ def _offload(take: _Reader, zero: Mapping[str, Any], stage: int) -> Offload:
     if device("offload_param") != "none" and stage == 3:
         return "param"
     return "optimizer" if device("offload_optimizer") != "none" and stage > 0 else "none"
+
+
+def _checkpoints(take: _Reader, own: Mapping[str, Any]) -> Checkpoints:
+    """dsplan.checkpoint, and of DeepSpeed's block what the native engine carries out too."""
+    block = own.get("checkpoint") or {}
+    if not isinstance(block, Mapping):
+        take.wrong("/dsplan/checkpoint", f'is {_shape(block)}, but must be an object like {{"keep_last": 3}}')
+        block = {}
+    theirs = take.block("checkpoint")
+    writer = theirs.get("writer")
+    decoupled = take.boolean(writer, "checkpoint/writer", "decoupled", False) if isinstance(writer, Mapping) else False
+    validation = theirs.get("tag_validation", "Warn")
+    if not isinstance(validation, str) or validation.lower() not in TAG_VALIDATIONS:
+        take.wrong("/checkpoint/tag_validation", f"is {validation!r}, but must be one of Ignore, Warn, Fail")
+        validation = "Warn"
+    return Checkpoints(
+        keep_last=take.integer(block, "dsplan/checkpoint", "keep_last", 1, low=1) if "keep_last" in block else None,
+        background=take.boolean(block, "dsplan/checkpoint", "async", decoupled),
+        tag_validation=TAG_VALIDATIONS[validation.lower()],
+    )
 
 
 def _shape(value: Any) -> str:

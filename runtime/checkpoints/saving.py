@@ -1,8 +1,9 @@
-"""Checkpoints: tensors as safetensors by PyTorch's distributed checkpoint, and all that is no tensor in one JSON.
+"""Checkpoints are written: tensors as safetensors by every rank, and all that is no tensor in one JSON.
 
-    FOLDER/latest                     the tag of the newest
-    FOLDER/global_step12/state.json   counters, optimizer groups, schedule, loss scale, client state
-    FOLDER/global_step12/*.safetensors
+    FOLDER/latest                       the tag of the newest
+    FOLDER/global_step12/state.json     counters, optimizer groups, schedule, loss scale, client state
+    FOLDER/global_step12/*.safetensors  what each rank wrote
+    FOLDER/global_step12/manifest.json  lengths and checksums of these
 
 Folder names are DeepSpeed's, the format is not. Written aside and renamed when whole, so that a checkpoint that is there is
 complete. Loads at any other number of ranks, ZeRO stage and precision, since masters are fp32 and each tensor has one name.
@@ -11,83 +12,158 @@ complete. Loads at any other number of ranks, ZeRO stage and precision, since ma
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import secrets
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from dsplan.runtime.checkpoints import places
+from dsplan.runtime.checkpoints.agreeing import attempt, refuse_together, together, told_by_all
+from dsplan.runtime.checkpoints.background import Background
+from dsplan.runtime.checkpoints.manifest import File, complete_tags, write_manifest, write_whole
+from dsplan.runtime.checkpoints.random_states import random_states
+from dsplan.runtime.checkpoints.state import NAME as STATE
+from dsplan.runtime.checkpoints.state import state_text
+from dsplan.runtime.checkpoints.tensors import RANDOM, optimizer_tensors, written_tensors
+from dsplan.runtime.checkpoints.writing import Piece, file_name, on_host, own_pieces, write_pieces
 from dsplan.runtime.groups import note
 from dsplan.runtime.sharding.state_dicts import own_use
 from dsplan.schemas.problem import Problem
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
 
-COUNTERS = ("global_steps", "micro_steps", "skipped_steps")
+
+@dataclass(frozen=True)
+class Order:
+    """One checkpoint to be written. key: its own among all that this job writes."""
+
+    folder: Path
+    tag: str
+    key: str
+    save_latest: bool
+    keep_last: int | None
+    state: str
+    """The text of state.json."""
+
+    @property
+    def place(self) -> Path:
+        return self.folder / self.tag
 
 
-def save(engine: Engine, folder: Path, tag: str | None, client_state: Mapping[str, Any], save_latest: bool) -> None:
-    """Every rank calls it, and writes its own shards."""
-    tag = tag or f"global_step{engine.global_steps}"
-    aside, whole = folder / f".partial_{tag}", folder / tag
-    state = _state(engine, client_state)
-    if dist.get_rank() == 0:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    dist.barrier()
-    writer = _hugging_face("HuggingFaceStorageWriter", str(aside), save_distributed=True)
-    state_dict_saver.save(_tensors(engine, with_optimizer=True), storage_writer=writer)
-    if dist.get_rank() == 0:
-        (aside / "state.json").write_text(json.dumps(state, indent=1), "utf-8")
-        shutil.rmtree(whole, ignore_errors=True)
-        aside.rename(whole)
-        if save_latest:
-            newest = folder / ".partial_latest"
-            newest.write_text(tag, "utf-8")
-            os.replace(newest, folder / "latest")
-    dist.barrier()
-
-
-def load(
-    engine: Engine, folder: Path, tag: str | None, *, strict: bool, optimizer: bool, lr_scheduler: bool
-) -> tuple[str | None, dict[str, Any]]:
-    """(path, client state) of the checkpoint that is now in the engine; (None, {}) where there is none to load."""
-    if tag is None:
-        latest = folder / "latest"
-        if not latest.exists():
-            note(f"{latest} does not exist, so nothing was loaded")
-            return None, {}
-        tag = latest.read_text("utf-8").strip()
-    path = folder / tag
-    try:
-        state = json.loads((path / "state.json").read_text("utf-8"))
-    except OSError as error:
-        raise Problem(f"{path}: holds no checkpoint of this engine (state.json: {error.strerror})") from error
-    reader = _hugging_face("HuggingFaceStorageReader", str(path))
-    if optimizer and engine.optimizer is not None:
-        _make_room(engine, state)
-    tensors = _tensors(engine, with_optimizer=optimizer)
-    held = set(reader.read_metadata().state_dict_metadata)
-    absent = [name for name in tensors if name not in held]
-    if absent and strict:
-        raise Problem(f"{path}: does not hold {', '.join(absent[:5])}{' and more' if len(absent) > 5 else ''}")
+def save(
+    engine: Engine,
+    folder: Path,
+    tag: str | None,
+    client_state: Mapping[str, Any],
+    save_latest: bool,
+    exclude_frozen: bool = False,
+) -> None:
+    """Every rank calls it, and writes its own shards. Problem on every rank where one could not."""
+    wait_for_pending(engine)
+    wanted = engine.checkpoint_options
+    folder, tag, key = _agreed_names(engine, folder, tag or f"global_step{engine.global_steps}")
     engine.drop_gathered()
-    state_dict_loader.load({name: tensor for name, tensor in tensors.items() if name in held}, storage_reader=reader)
-    for counter in COUNTERS:
-        setattr(engine, counter, state[counter])
-    if optimizer and engine.optimizer is not None:
-        _restore_groups(engine, state)
-        if engine.scaler is not None and state["loss_scale"] is not None:
-            engine.scaler.load_state_dict(state["loss_scale"])
-    if lr_scheduler and engine.lr_scheduler is not None and state["lr_scheduler"] is not None:
-        engine.lr_scheduler.load_state_dict(state["lr_scheduler"])
-    return str(path), state["client_state"]
+    if engine.unfinished_micro_batches():
+        note(
+            f"saved within a step, after {engine.unfinished_micro_batches()} of its {engine.gradient_accumulation_steps()} "
+            "micro-batches: a run that resumes from it begins that step anew"
+        )
+    left_out = frozenset(
+        name for name, parameter in engine.masters().items() if exclude_frozen and not parameter.requires_grad
+    )
+    text = together(lambda: state_text(engine, tag, client_state, latest=save_latest, left_out=left_out))
+    order = Order(folder, tag, key, save_latest, wanted.keep_last, text)
+    together(lambda: places.begin(folder, tag) if dist.get_rank() == 0 else None)
+    together(lambda: _see(places.aside_of(folder, tag)))
+    tensors = {**written_tensors(engine, left_out), **optimizer_tensors(engine)}
+    tensors[f"{RANDOM}{dist.get_rank()}"] = random_states(engine.device)
+    pieces = own_pieces(tensors)
+    if wanted.background:
+        copies, rank = on_host(pieces), dist.get_rank()
+        engine.pending_save = Background(
+            tag, key, lambda: _write(order, copies, rank), lambda parts: _complete(order, parts)
+        )
+        return
+    part, line = _write(order, pieces, dist.get_rank())
+    parts = [(told[0], told[1]) for told in map(json.loads, filter(None, told_by_all(json.dumps([part, line]))))]
+    refuse_together(_complete(order, parts) if dist.get_rank() == 0 else None)
+
+
+def wait_for_pending(engine: Engine) -> None:
+    """The checkpoint that is being written in the background is there. Problem on every rank where it could not be."""
+    pending, engine.pending_save = engine.pending_save, None
+    if pending is not None:
+        failure = pending.wait()
+        refuse_together(failure if dist.get_rank() == 0 else None)
+
+
+def _agreed_names(engine: Engine, folder: Path, tag: str) -> tuple[Path, str, str]:
+    """The folder, the tag and a key that are the same on all ranks: those of rank 0. Problem where they may not differ."""
+    told = [json.loads(text or "[]") for text in told_by_all(json.dumps([str(folder), tag, secrets.token_hex(8)]))]
+    for rank, (other, its_tag, _) in enumerate(told):
+        if other != told[0][0]:
+            raise Problem(
+                f"save_dir differs: it is {other} on rank {rank} and {told[0][0]} on rank 0; every rank must give the same "
+                "folder, on a file system that all share"
+            )
+        if its_tag != told[0][1] and engine.checkpoint_options.tag_validation != "ignore":
+            text = f"the checkpoint's tag differs: it is {its_tag} on rank {rank} and {told[0][1]} on rank 0"
+            if engine.checkpoint_options.tag_validation == "fail":
+                raise Problem(f"{text}; give one tag on every rank (checkpoint.tag_validation is Fail)")
+            note(f"{text}; {told[0][1]} is taken (checkpoint.tag_validation)")
+            break
+    agreed = str(told[0][1])
+    if not places.is_tag(agreed):
+        raise Problem(
+            f"{agreed!r} cannot be a checkpoint's tag: it must be the name of one folder, and not begin with a dot"
+        )
+    return Path(told[0][0]), agreed, f"dsplan/save/{told[0][2]}"
+
+
+def _see(aside: Path) -> None:
+    if not aside.is_dir():
+        raise Problem(
+            f"{aside} is not there, though rank 0 made it; save_dir must be on a file system that all ranks share"
+        )
+
+
+def _write(order: Order, pieces: list[Piece], rank: int) -> tuple[str, str | None]:
+    """This rank's file: (its entry of the manifest as JSON, None), or ("", why there is none)."""
+    path = places.aside_of(order.folder, order.tag) / file_name(rank)
+    done, line, _ = attempt(lambda: write_pieces(path, pieces, order.tag) if pieces else None)
+    if done is None:
+        path.unlink(missing_ok=True)
+        return "", line
+    return json.dumps({} if done[0] is None else {path.name: asdict(done[0])}), None
+
+
+def _complete(order: Order, parts: list[tuple[str, str | None]]) -> str | None:
+    """On rank 0, when all have written: the checkpoint gets its name. A line where it cannot; then nothing of it is left."""
+    failed = [(rank, line) for rank, (_, line) in enumerate(parts) if line is not None]
+    line = None if not failed else f"rank {failed[0][0]}: {failed[0][1]}" if len(parts) > 1 else failed[0][1]
+    if line is None:
+        _, line, _ = attempt(lambda: _put_in_place(order, [part for part, _ in parts]))
+    if line is None:
+        return None
+    places.give_up(order.folder, order.tag)
+    left = complete_tags(order.folder)
+    rest = f"; the newest complete checkpoint is {order.folder / left[0]}" if left else "; there is no earlier one"
+    return f"checkpoint {order.place} was not saved: {line}{rest}"
+
+
+def _put_in_place(order: Order, parts: list[str]) -> None:
+    aside = places.aside_of(order.folder, order.tag)
+    files = {name: File(**entry) for part in parts for name, entry in json.loads(part).items()}
+    files[STATE] = write_whole(aside / STATE, order.state)
+    write_manifest(aside, order.tag, files)
+    places.put_in_place(order.folder, order.tag, save_latest=order.save_latest)
+    if order.keep_last is not None:
+        places.remove_older(order.folder, order.keep_last)
 
 
 def save_whole_model(engine: Engine, path: Path) -> None:
@@ -109,133 +185,3 @@ def save_whole_model(engine: Engine, path: Path) -> None:
         else:
             torch.save(low, path)
     dist.barrier()
-
-
-def _tensors(engine: Engine, *, with_optimizer: bool) -> dict[str, torch.Tensor]:
-    """Every tensor under the one name that it has in any run: DCP reads and writes them in place."""
-    engine.drop_gathered()
-    module = engine.module
-    with own_use():
-        persistent = module.state_dict().keys()
-    tensors = {f"model.{name}": _storable(parameter) for name, parameter in engine.masters().items()}
-    tensors |= {f"model.{name}": _storable(buffer) for name, buffer in module.named_buffers() if name in persistent}
-    if with_optimizer and engine.optimizer is not None:
-        for name, parameter in engine.masters().items():
-            for key, value in engine.optimizer.state.get(parameter, {}).items():
-                if _is_like_parameter(value):
-                    tensors[f"optimizer.{name}.{key}"] = _storable(value)
-    return tensors
-
-
-def _is_like_parameter(value: Any) -> bool:
-    """Whether an optimizer's state lies as its parameter does, and is none of its counters: those are 0-dim and plain."""
-    return isinstance(value, torch.Tensor) and (value.dim() > 0 or isinstance(value, DTensor))
-
-
-def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a view of one dimension where it has none: the format turns such into a list of one."""
-    tensor = tensor.detach()
-    if tensor.dim() > 0:
-        return tensor
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(1)
-
-
-def _state(engine: Engine, client_state: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is no tensor. Problem where the client's part does not fit into JSON."""
-    optimizer, schedule = engine.optimizer, engine.lr_scheduler
-    state = {
-        "version": 1,
-        **{counter: getattr(engine, counter) for counter in COUNTERS},
-        "zero_stage": engine.zero_optimization_stage(),
-        "world_size": engine.world_size,
-        "loss_scale": engine.scaler.state_dict() if engine.scaler is not None else None,
-        "optimizer": _scalars(engine) if optimizer is not None else None,
-        "groups": [_plain_group(engine, group) for group in optimizer.param_groups] if optimizer is not None else None,
-        "lr_scheduler": _plain(schedule.state_dict()) if schedule is not None else None,
-    }
-    try:
-        json.dumps(dict(client_state))
-    except TypeError as error:
-        raise Problem(f"client_state must fit into JSON, but it does not: {error}") from error
-    return {**state, "client_state": dict(client_state)}
-
-
-def _names(engine: Engine) -> dict[Any, str]:
-    return {parameter: name for name, parameter in engine.masters().items()}
-
-
-def _plain_group(engine: Engine, group: Mapping[str, Any]) -> dict[str, Any]:
-    names = _names(engine)
-    return {**_plain(group), "params": [names[parameter] for parameter in group["params"]]}
-
-
-def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """What of it JSON can hold: numbers, words, lists of them."""
-    kinds = (int, float, str, bool, type(None))
-    return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in mapping.items()
-        if isinstance(value, kinds) or (isinstance(value, (list, tuple)) and all(isinstance(v, kinds) for v in value))
-    }
-
-
-def _scalars(engine: Engine) -> dict[str, dict[str, float | None]]:
-    """Per parameter, the states' names with their value; None for those that are stored as tensors."""
-    assert engine.optimizer is not None
-    table: dict[str, dict[str, float | None]] = {}
-    for parameter, name in _names(engine).items():
-        for key, value in engine.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                if _is_like_parameter(value) and value.shape != parameter.shape:
-                    raise Problem(
-                        f"optimizer state {key} of {name} is not shaped like its parameter, and cannot be saved"
-                    )
-                table.setdefault(name, {})[key] = None if _is_like_parameter(value) else value.item()
-            else:
-                table.setdefault(name, {})[key] = value
-    return table
-
-
-@torch.no_grad()
-def _make_room(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Give the optimizer the states that the checkpoint holds: tensors to be filled, and the numbers."""
-    assert engine.optimizer is not None
-    for parameter, name in _names(engine).items():
-        for key, value in (state["optimizer"] or {}).get(name, {}).items():
-            held = engine.optimizer.state[parameter].get(key)
-            if value is None:
-                if held is None:
-                    engine.optimizer.state[parameter][key] = torch.zeros_like(parameter)
-            elif isinstance(held, torch.Tensor):
-                held.fill_(value)
-            elif key == "step":
-                engine.optimizer.state[parameter][key] = torch.tensor(value, dtype=torch.float32, device=engine.device)
-            else:
-                engine.optimizer.state[parameter][key] = value
-
-
-def _restore_groups(engine: Engine, state: Mapping[str, Any]) -> None:
-    """lr, betas and the like of each group. The groups themselves are the script's, and must be the same."""
-    assert engine.optimizer is not None
-    saved = state["groups"] or []
-    mine = [_plain_group(engine, group)["params"] for group in engine.optimizer.param_groups]
-    if [group["params"] for group in saved] != mine:
-        raise Problem(
-            "the optimizer's groups hold other parameters than those of the checkpoint; build them as when it was saved"
-        )
-    for group, values in zip(engine.optimizer.param_groups, saved, strict=True):
-        for key, value in values.items():
-            if key not in ("params", "fused", "foreach"):
-                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
-
-
-def _hugging_face(kind: str, *args: Any, **kwargs: Any) -> Any:
-    try:
-        import safetensors  # noqa: F401
-    except ImportError as error:
-        raise Problem(
-            "checkpoints are written as safetensors, which is not installed; pip install safetensors"
-        ) from error
-    from torch.distributed.checkpoint import hf_storage
-
-    return getattr(hf_storage, kind)(*args, **kwargs)

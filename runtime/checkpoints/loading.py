@@ -1,0 +1,241 @@
+"""A checkpoint is read: found, judged as a whole before anything changes, then each rank reads its own parts of it.
+
+At any other number of ranks, ZeRO stage and precision, since masters are fp32 and each tensor has one name. Nothing is ever
+unpickled: safetensors and JSON hold no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from dsplan.runtime.checkpoints.agreeing import together, told_by_all
+from dsplan.runtime.checkpoints.comparing import compare, refuse_other_model
+from dsplan.runtime.checkpoints.finding import Found, find, refuse_damaged
+from dsplan.runtime.checkpoints.places import being_read
+from dsplan.runtime.checkpoints.plain import decode
+from dsplan.runtime.checkpoints.random_states import restore_random_states
+from dsplan.runtime.checkpoints.saving import wait_for_pending
+from dsplan.runtime.checkpoints.state import NAME as STATE
+from dsplan.runtime.checkpoints.tensors import (
+    MODEL,
+    RANDOM,
+    make_room,
+    model_tensors,
+    optimizer_tensors,
+    refuse_other_groups,
+    restore_groups,
+)
+from dsplan.runtime.groups import note
+from dsplan.schemas.problem import Problem
+from torch.distributed.checkpoint import state_dict_loader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+if TYPE_CHECKING:
+    from dsplan.runtime.engine import Engine
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What of a checkpoint is asked for."""
+
+    strict: bool
+    optimizer: bool
+    lr_scheduler: bool
+    module_only: bool
+
+
+def load(engine: Engine, folder: Path, tag: str | None, wishes: Wishes) -> tuple[str | None, dict[str, Any] | None]:
+    """(path, client state) of the checkpoint that is now in the engine; (None, None), as DeepSpeed's, where there is none.
+
+    Every rank calls it. Problem on every rank, before anything is changed, where it is damaged or of another model.
+    """
+    wait_for_pending(engine)
+    found = _found_by_first(folder, tag)
+    if found is None:
+        return None, None
+    path = Path(found.path)
+    with being_read(path):
+        if not found.native:
+            together(lambda: _load_model_alone(engine, path, wishes.strict))
+            return found.path, {}
+        together(lambda: _see(path))
+        refuse_damaged(found)
+        state = together(lambda: _read_state(path))
+        together(lambda: _judge(engine, path, state, wishes))
+        if not wishes.module_only:
+            together(lambda: _settle_batch(engine, state))
+        together(lambda: _read_tensors(engine, path, state, wishes))
+    if not wishes.module_only:
+        _restore_rest(engine, state, wishes)
+    return found.path, decode(state["client_state"])
+
+
+def _found_by_first(folder: Path, tag: str | None) -> Found | None:
+    """Rank 0 looks, and all take its word: what they see might differ while another job writes there."""
+    found = together(lambda: find(folder, tag) if dist.get_rank() == 0 else None)
+    told = told_by_all(json.dumps(vars_of(found)))[0]
+    held = json.loads(told or "null")
+    return None if held is None else Found(**held)
+
+
+def vars_of(found: Found | None) -> dict[str, Any] | None:
+    return None if found is None else {"folder": found.folder, "path": found.path, "native": found.native}
+
+
+def _see(path: Path) -> None:
+    if not path.is_dir():
+        raise Problem(
+            f"{path} is not there, though rank 0 sees it; load_dir must be on a file system that all ranks share"
+        )
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((path / STATE).read_text("utf-8"))
+    if state.get("version") != 1:
+        raise Problem(f"{path / STATE}: is of version {state.get('version')}, but this release reads version 1")
+    return state
+
+
+def _judge(engine: Engine, path: Path, state: Mapping[str, Any], wishes: Wishes) -> None:
+    """Problem where the checkpoint is of another model or other groups."""
+    held = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    there = {name: tuple(entry.size) for name, entry in held.items() if name.startswith(MODEL)}
+    here = {name: tuple(tensor.shape) for name, tensor in model_tensors(engine).items()}
+    left_out = {f"{MODEL}{name}" for name in state["left_out"]}
+    frozen = {f"{MODEL}{name}" for name, parameter in engine.masters().items() if not parameter.requires_grad}
+    found = compare({name: shape for name, shape in here.items() if name not in left_out & frozen}, there)
+    refuse_other_model(str(path), found, strict=wishes.strict)
+    if wishes.optimizer and engine.optimizer is not None and state["groups"] is not None:
+        refuse_other_groups(engine, state["groups"])
+    for text, names in (("keeps its values", found.absent), ("is not used", found.surplus)):
+        if names:
+            note(f"{path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''} {text}")
+    if left_out & frozen:
+        note(f"{path}: saved without frozen parameters, which keep their values: {len(left_out & frozen)}")
+
+
+def _read_tensors(engine: Engine, path: Path, state: Mapping[str, Any], wishes: Wishes) -> None:
+    """In place, each rank its own parts."""
+    engine.drop_gathered()
+    tensors = model_tensors(engine)
+    reader = HuggingFaceStorageReader(str(path))
+    held = reader.read_metadata().state_dict_metadata
+    if wishes.optimizer and engine.optimizer is not None:
+        make_room(engine, state["optimizer"] or {})
+        tensors |= optimizer_tensors(engine)
+    mine = f"{RANDOM}{dist.get_rank()}"
+    if not wishes.module_only and mine in held:
+        tensors[mine] = torch.zeros(held[mine].size, dtype=torch.uint8)
+    # Without collectives: what a rank reads is its own affair.
+    wanted = {name: tensor for name, tensor in tensors.items() if name in held}
+    state_dict_loader.load(wanted, storage_reader=reader, no_dist=True)
+    if mine in wanted:
+        restore_random_states(tensors[mine], engine.device)
+
+
+def _restore_rest(engine: Engine, state: Mapping[str, Any], wishes: Wishes) -> None:
+    """All that is no tensor."""
+    if wishes.optimizer and engine.optimizer is not None and state["groups"] is not None:
+        restore_groups(engine, state["groups"])
+        if engine.scaler is not None and state["loss_scale"] is not None:
+            engine.scaler.load_state_dict(state["loss_scale"])
+    if wishes.lr_scheduler and engine.lr_scheduler is not None and state["lr_scheduler"] is not None:
+        engine.lr_scheduler.load_state_dict(decode(state["lr_scheduler"]))
+    engine.restore_counters(state)
+    if engine.training_dataloader is not None and state["data"] is not None:
+        engine.training_dataloader.resume(state["data"])
+    if engine.world_size > state["world_size"]:
+        note(
+            f"saved by {state['world_size']} ranks: the random number generators of ranks {state['world_size']} to "
+            f"{engine.world_size - 1} go on as the script has seeded them"
+        )
+
+
+def _settle_batch(engine: Engine, state: Mapping[str, Any]) -> None:
+    """On another number of ranks train_batch_size and the micro-batch stay and the accumulation follows from them, unless the
+    config names a train_batch_size or a micro-batch of its own. Problem that names the numbers of ranks that would do."""
+    saved, micro_batch = int(state["train_batch_size"]), engine.train_micro_batch_size_per_gpu()
+    of_its_own = isinstance(engine.config.get("train_batch_size"), int) or micro_batch != state["micro_batch"]
+    if engine.world_size != state["world_size"] and engine.train_batch_size() != saved and not of_its_own:
+        if saved % (micro_batch * engine.world_size):
+            fitting = [n for n in range(1, saved // micro_batch + 1) if saved % (micro_batch * n) == 0]
+            raise Problem(
+                f"the checkpoint was trained with train_batch_size {saved}, which {engine.world_size} ranks of micro-batch "
+                f"{micro_batch} do not divide; start {some(fitting)} ranks, choose another micro-batch, or name another "
+                "train_batch_size in the config"
+            )
+        engine.set_train_batch_size(saved)
+        note(
+            f"train_batch_size stays {saved}: accumulation is {engine.gradient_accumulation_steps()} on {engine.world_size} "
+            "ranks"
+        )
+    for name, here in (("train_batch_size", engine.train_batch_size()), ("micro_batch", micro_batch)):
+        if here != state[name]:
+            note(f"{name} is {here}, and was {state[name]} when the checkpoint was saved")
+
+
+def some(numbers: list[int]) -> str:
+    """1, 2 or 4; of many the first and the last."""
+    words = [str(number) for number in numbers]
+    if len(words) > 8:
+        words = [*words[:6], "...", words[-1]]
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words) or "no"
+
+
+def _load_model_alone(engine: Engine, path: Path, strict: bool) -> None:
+    """A consolidated model: names without a prefix, any float dtype, tied parameters under one of their names."""
+    from safetensors import SafetensorError
+
+    engine.drop_gathered()
+    reader = HuggingFaceStorageReader(str(path))
+    try:
+        held = reader.read_metadata().state_dict_metadata
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise Problem(f"{path}: a safetensors file there cannot be read ({error})") from error
+    tensors = _under_names_there(engine, set(held))
+    found = compare(
+        {name: _shape_there(tensor, held.get(name)) for name, tensor in tensors.items()},
+        {name: tuple(entry.size) for name, entry in held.items()},
+    )
+    tied = _aliases(engine)
+    surplus = tuple(name for name in found.surplus if name not in tied)
+    refuse_other_model(str(path), type(found)(found.absent, surplus, found.shapes), strict=strict)
+    wanted = {name: tensor for name, tensor in tensors.items() if name in held}
+    state_dict_loader.load(wanted, storage_reader=reader, no_dist=True)
+    note(f"{path} holds a model alone: optimizer, schedule and counters stay as they are")
+
+
+def _shape_there(tensor: torch.Tensor, entry: Any) -> tuple[int, ...]:
+    """Our views of scalars have one dimension; a whole model's have none."""
+    if entry is not None and tuple(entry.size) == () and tuple(tensor.shape) == (1,):
+        return ()
+    return tuple(tensor.shape)
+
+
+def _under_names_there(engine: Engine, held: set[str]) -> dict[str, torch.Tensor]:
+    """The model's tensors, each under that of its names which the file has."""
+    others: dict[str, list[str]] = {}
+    for alias, name in _aliases(engine).items():
+        others.setdefault(name, []).append(alias)
+    named = {}
+    for key, tensor in model_tensors(engine).items():
+        name = key.removeprefix(MODEL)
+        named[next((known for known in [name, *others.get(name, [])] if known in held), name)] = tensor
+    return named
+
+
+def _aliases(engine: Engine) -> dict[str, str]:
+    """The further names of shared parameters -> the name that masters() has."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(parameter), name)
+        if known != name:
+            found[name] = known
+    return found

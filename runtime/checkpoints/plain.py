@@ -1,0 +1,73 @@
+"""Python values as JSON and back, without loss: what JSON has no form for is marked, and what cannot be told is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from dsplan.schemas.problem import Problem
+
+MARKS = ("!tuple", "!items", "!counter", "!tensor")
+"""An object with one of these as its only key stands for what JSON cannot say."""
+
+
+def encode(value: Any, where: str, *, tensors: bool = False) -> Any:
+    """What json.dumps takes. Problem that names the place, as `client_state["best"]["loss"]`, where it cannot be told.
+
+    tensors: those of few numbers are told too, as lists (a learning rate that is a tensor, a step).
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        kind = next(kind for kind in (type(None), bool, int, float, str) if isinstance(value, kind))
+        return value if type(value) is kind else kind(value)
+    if isinstance(value, list):
+        return [encode(member, f"{where}[{index}]", tensors=tensors) for index, member in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"!tuple": [encode(member, f"{where}[{i}]", tensors=tensors) for i, member in enumerate(value)]}
+    if isinstance(value, Mapping):
+        items = [(key, encode(member, f"{where}[{key!r}]", tensors=tensors)) for key, member in value.items()]
+        if isinstance(value, Counter):
+            return {"!counter": [[encode(key, where), member] for key, member in items]}
+        if all(type(key) is str for key in value) and not (len(value) == 1 and items[0][0] in MARKS):
+            return dict(items)
+        return {"!items": [[encode(key, where), member] for key, member in items]}
+    if tensors and isinstance(value, torch.Tensor) and value.numel() <= 1024:
+        return {"!tensor": [str(value.dtype).removeprefix("torch."), value.detach().tolist()]}
+    raise Problem(f"{where} is {_what(value)}, which JSON cannot hold; {_remedy(value)}")
+
+
+def decode(value: Any) -> Any:
+    """The inverse of encode."""
+    if isinstance(value, list):
+        return [decode(member) for member in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, held),) = value.items()
+        if key == "!tuple":
+            return tuple(decode(member) for member in held)
+        if key == "!items":
+            return {decode(name): decode(member) for name, member in held}
+        if key == "!counter":
+            return Counter({decode(name): decode(member) for name, member in held})
+        if key == "!tensor":
+            return torch.tensor(held[1], dtype=getattr(torch, held[0]))
+    return {key: decode(member) for key, member in value.items()}
+
+
+def _what(value: Any) -> str:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    shape = getattr(value, "shape", None)
+    if isinstance(value, torch.Tensor) or (kind.__module__ == "numpy" and shape != ()):
+        return f"a {name} of shape {list(shape or ())}"
+    return f"a {name}"
+
+
+def _remedy(value: Any) -> str:
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return "give its .item()"
+    if hasattr(value, "tolist"):
+        return "give its .tolist(), or save it in a file of its own"
+    return "give numbers, words, lists and dicts"

@@ -1,0 +1,166 @@
+"""Every tensor of an engine under the one name that it has in any run, and every number of its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from dsplan.runtime.checkpoints.plain import decode, encode
+from dsplan.runtime.sharding.state_dicts import own_use
+from dsplan.schemas.problem import Problem
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from dsplan.runtime.engine import Engine
+
+MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
+
+
+def model_tensors(engine: Engine) -> dict[str, torch.Tensor]:
+    """Masters and persistent buffers, which are read and written in place."""
+    with own_use():
+        persistent = engine.module.state_dict().keys()
+    named = {name: buffer for name, buffer in engine.module.named_buffers() if name in persistent}
+    return {f"{MODEL}{name}": storable(tensor) for name, tensor in {**engine.masters(), **named}.items()}
+
+
+def written_tensors(engine: Engine, left_out: frozenset[str]) -> dict[str, torch.Tensor]:
+    """What this rank has to offer for a checkpoint. Buffers are those of rank 0, which has them from the beginning."""
+    masters = engine.masters()
+    kept = {
+        name: tensor
+        for name, tensor in model_tensors(engine).items()
+        if name.removeprefix(MODEL) in masters or dist.get_rank() == 0
+    }
+    return {name: tensor for name, tensor in kept.items() if name.removeprefix(MODEL) not in left_out}
+
+
+def optimizer_tensors(engine: Engine) -> dict[str, torch.Tensor]:
+    """The states that lie as their parameters do."""
+    found = {}
+    for name, states in optimizer_states(engine).items():
+        for key, value in states.items():
+            if is_like_parameter(value):
+                found[f"{OPTIMIZER}{name}.{key}"] = storable(value)
+    return found
+
+
+def optimizer_states(engine: Engine) -> dict[str, dict[str, Any]]:
+    """By parameter's name; none where there is no optimizer."""
+    if engine.optimizer is None:
+        return {}
+    held = {name: engine.optimizer.state.get(parameter, {}) for name, parameter in engine.masters().items()}
+    return {name: states for name, states in held.items() if states}
+
+
+def is_like_parameter(value: Any) -> bool:
+    """Whether an optimizer's state lies as its parameter does, and is none of its counters: those are 0-dim and plain."""
+    return isinstance(value, torch.Tensor) and (value.dim() > 0 or isinstance(value, DTensor))
+
+
+def storable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a view of one dimension where it has none: the format turns such into a list of one."""
+    tensor = tensor.detach()
+    if tensor.dim() > 0:
+        return tensor
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(1)
+
+
+def optimizer_numbers(engine: Engine) -> dict[str, dict[str, Any]]:
+    """Per parameter, the states' names: null for what is stored as a tensor of the parameter's dtype, the dtype for what is
+    one of another, [number] for a number."""
+    masters = engine.masters()
+    table: dict[str, dict[str, Any]] = {}
+    for name, states in optimizer_states(engine).items():
+        row = table.setdefault(name, {})
+        for key, value in states.items():
+            if not is_like_parameter(value):
+                row[key] = [encode(value, f"optimizer state {key} of {name}", tensors=True)]
+            elif value.shape != masters[name].shape:
+                raise Problem(
+                    f"optimizer state {key} of {name} has shape {list(value.shape)}, not its parameter's "
+                    f"{list(masters[name].shape)}, and cannot be saved"
+                )
+            else:
+                same = value.dtype == masters[name].dtype
+                row[key] = None if same else str(value.dtype).removeprefix("torch.")
+    return table
+
+
+@torch.no_grad()
+def make_room(engine: Engine, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give the optimizer the states that the checkpoint holds: tensors to be filled, and the numbers."""
+    if engine.optimizer is None:
+        return
+    options = {id(parameter): group for group in engine.optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in engine.masters().items():
+        if id(parameter) not in options:
+            continue
+        on_device = options[id(parameter)].get("fused") or options[id(parameter)].get("capturable")
+        for key, told in numbers.get(name, {}).items():
+            held = engine.optimizer.state[parameter].get(key)
+            if isinstance(told, list):
+                value = decode(told[0])
+                if isinstance(held, torch.Tensor):
+                    held.copy_(value)
+                else:
+                    # Where torch's own load_state_dict leaves a step. Source: Optimizer._process_value_according_to_param_policy.
+                    move = isinstance(value, torch.Tensor) and (key != "step" or on_device)
+                    engine.optimizer.state[parameter][key] = value.to(parameter.device) if move else value
+            elif held is None:
+                dtype = parameter.dtype if told is None else getattr(torch, told)
+                engine.optimizer.state[parameter][key] = torch.zeros_like(parameter, dtype=dtype)
+
+
+def plain_groups(engine: Engine) -> list[dict[str, Any]] | None:
+    """The optimizer's groups with the names of their parameters."""
+    if engine.optimizer is None:
+        return None
+    names = {id(parameter): name for name, parameter in engine.masters().items()}
+    return [
+        {
+            **{
+                key: encode(value, f"the optimizer's group {index}, {key}", tensors=True)
+                for key, value in group.items()
+                if key != "params"
+            },
+            "params": [names[id(parameter)] for parameter in group["params"]],
+        }
+        for index, group in enumerate(engine.optimizer.param_groups)
+    ]
+
+
+def refuse_other_groups(engine: Engine, saved: list[dict[str, Any]]) -> None:
+    """The groups themselves are the script's, and must be the same."""
+    mine = [group["params"] for group in plain_groups(engine) or []]
+    for index in range(max(len(mine), len(saved))):
+        here = set(mine[index]) if index < len(mine) else None
+        there = set(saved[index]["params"]) if index < len(saved) else None
+        if here is None or there is None:
+            raise Problem(
+                f"the optimizer has {len(mine)} groups of parameters, but the checkpoint {len(saved)}; build it as when it was "
+                "saved, or load with load_optimizer_states=False"
+            )
+        if here != there:
+            name = min(here ^ there)
+            raise Problem(
+                f"the optimizer's group {index} holds other parameters than in the checkpoint: {name} is "
+                f"{'only here' if name in here else 'only there'}; build the groups as when it was saved, or load with "
+                "load_optimizer_states=False"
+            )
+
+
+def restore_groups(engine: Engine, saved: list[dict[str, Any]]) -> None:
+    """lr, betas and the like of each group; how the kernels run is this run's affair."""
+    assert engine.optimizer is not None
+    for group, values in zip(engine.optimizer.param_groups, saved, strict=True):
+        for key, told in values.items():
+            if key in ("params", "fused", "foreach", "capturable"):
+                continue
+            value = decode(told)
+            if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
