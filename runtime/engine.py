@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from dsplan.runtime.answers import Answers
 from dsplan.runtime.checkpoints.background import Background
 from dsplan.runtime.checkpoints.loading import Wishes, load
 from dsplan.runtime.checkpoints.saving import save, save_whole_model, wait_for_pending
+from dsplan.runtime.compiling import compile_blocks
 from dsplan.runtime.data import Loader
 from dsplan.runtime.groups import local_rank, note
 from dsplan.runtime.losses import refuse_loss, refuse_nan_loss
@@ -23,6 +24,9 @@ from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.runtime.optimizing.schedules import advance
+from dsplan.runtime.sharding.agreement import Doing, refuse_apart
+from dsplan.runtime.sharding.consolidating import consolidated
+from dsplan.runtime.sharding.precision import loss_scaling
 from dsplan.runtime.sharding.stages import Sharded
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.problem import Problem
@@ -30,6 +34,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from dsplan.runtime.measuring.meter import Meter
+    from dsplan.runtime.measuring.monitors import Monitor
+    from dsplan.runtime.measuring.wall_clock import WallClock
 
 NO_OPTIMIZER = "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
 
@@ -68,7 +77,8 @@ class Engine(Answers, nn.Module):
         self._config = parts.config
         self._batch = parts.batch
         self._strict = parts.strict
-        self.scaler = LossScale.start(parts.config.fp16) if parts.config.precision == "fp16" else None
+        scaling = loss_scaling(parts.config)
+        self.scaler = LossScale.start(scaling) if scaling is not None else None
         bf16 = parts.config.raw.get("bf16") if parts.config.precision == "bf16" else None
         self._check_overflow = (bf16 or {}).get("check_grad_overflow", True) is not False
         own = parts.config.raw.get("dsplan")
@@ -78,10 +88,15 @@ class Engine(Answers, nn.Module):
         self._step_began = 0  # micro_steps at the end of the last optimizer step
         self._backward_ran = False
         self._in_no_sync = False
+        self._training_together = False  # this step's first micro-batch has found every rank training
         self._step_applied = False
         self._batch_seen = False
         self._tell_optimizer()
         self.training_dataloader: Loader | None = None
+        self.meter: Meter | None = None
+        self.wall_clock: WallClock | None = None
+        self.monitor: Monitor | None = None
+        self.is_compiled = False
         self.checkpoint_options = parts.config.checkpoints
         self.pending_save: Background | None = None
 
@@ -97,9 +112,12 @@ class Engine(Answers, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            output = self.module(*args, **kwargs)
+            self._together("evaluates")
+            with self._autocast():
+                output = self.module(*args, **kwargs)
             self._sharded.drop_gathered()  # no backward will
             return output
+        self._together("trains")
         if self.training:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not self._batch_seen:
@@ -107,11 +125,17 @@ class Engine(Answers, nn.Module):
             for observer in self.observers:
                 observer.forward_begins(inputs)
             del inputs
-        output = self.module(*args, **kwargs)
+        with self._autocast():
+            output = self.module(*args, **kwargs)
         if self.training:
             for observer in self.observers:
                 observer.forward_ends()
         return output
+
+    def _autocast(self) -> torch.autocast:
+        """What the file says under torch_autocast, and nothing else: one that the script has switched on does not reach in."""
+        dtype = self._sharded.precision.autocast
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True, **options: Any
@@ -170,6 +194,7 @@ class Engine(Answers, nn.Module):
         self.global_steps += 1
         self.global_samples += self._batch.global_batch
         self._step_began = self.micro_steps
+        self._training_together = False
         self._tell_optimizer()
         for observer in self.observers:
             observer.step_ends()
@@ -213,6 +238,12 @@ class Engine(Answers, nn.Module):
             return False
         scale_gradients(trained, clip_factor(norm, self._config.gradient_clipping) / scale)
         return True
+
+    def _together(self, doing: Doing) -> None:
+        """Once per step, and wherever something else than training begins: are the other ranks at the same?"""
+        if self._sharded.zero_stage > 0 and not (doing == "trains" and self._training_together):
+            refuse_apart(doing, self._sharded.zero_stage, self.global_steps)
+            self._training_together = doing == "trains"
 
     def _see_batch(self, inputs: list[torch.Tensor]) -> None:
         """Say once what the global batch really is. The first tensor with a dim gives the number of samples."""
@@ -302,6 +333,27 @@ class Engine(Answers, nn.Module):
             else:
                 group["lr"] = rate
 
+    # --- what tunes and measures ---
+
+    def compile(  # type: ignore[override]
+        self,
+        backend: Any = "inductor",
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """torch.compile of each block, or of the model where it has none. Again: does nothing."""
+        if schedule is not None or compiled_autograd_enabled:
+            option = "schedule" if schedule is not None else "compiled_autograd_enabled"
+            raise Problem(f"engine.compile: {option} is part of DeepCompile, which is DeepSpeed's own; leave it out")
+        if not self.is_compiled:
+            compile_blocks(self.module, {**(compile_kwargs or {}), "backend": backend})
+            self.is_compiled = True
+
+    def get_wall_clock_timers(self) -> dict[str, float]:
+        """Milliseconds of the last step's parts, where wall_clock_breakdown is on."""
+        return {} if self.wall_clock is None else self.wall_clock.timers()
+
     # --- checkpoints ---
 
     def save_checkpoint(
@@ -313,6 +365,7 @@ class Engine(Answers, nn.Module):
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Every rank must call it. client_state, of which rank 0's is kept, must fit into JSON."""
+        self._together("saves or loads")
         if not str(save_dir):
             raise Problem("save_dir is empty, but must name a folder")
         save(self, Path(save_dir), tag, client_state or {}, save_latest, exclude_frozen_parameters)
@@ -343,6 +396,7 @@ class Engine(Answers, nn.Module):
             lr_scheduler=load_lr_scheduler_states and not load_module_only,
             module_only=load_module_only,
         )
+        self._together("saves or loads")
         found = load(self, Path(load_dir), tag, wishes)
         self._tell_optimizer()
         return found
@@ -370,6 +424,28 @@ class Engine(Answers, nn.Module):
         """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
         save_whole_model(self, Path(save_dir) / save_filename)
         return True
+
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor] | None:
+        """The whole model in the compute dtype, on rank 0's host; None on the others. Every rank must call it."""
+        self._together("saves or loads")
+        return consolidated(self._sharded, self.compute_dtype, exclude_frozen=exclude_frozen_parameters)
+
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+    def module_state_dict(self, exclude_frozen_parameters: bool = False, **_: Any) -> dict[str, Any]:
+        state = self.module.state_dict()
+        frozen = {name for name, held in self.masters().items() if not held.requires_grad}
+        return {name: held for name, held in state.items() if not (exclude_frozen_parameters and name in frozen)}
+
+    def load_module_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
+        self.module.load_state_dict(state_dict, strict=strict)
+
+    def destroy(self) -> None:
+        """Give back what training needs beside weights and optimizer: gathered copies, gradients."""
+        self._sharded.drop_gathered()
+        self._sharded.drop_gradients()
 
     def drop_gathered(self) -> None:
         """Free every gathered parameter: the module holds its shards alone."""

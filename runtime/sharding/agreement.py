@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from dsplan.runtime.groups import carries_data
+from dsplan.runtime.groups import carries_data, group_limit
 from dsplan.schemas.problem import Problem
 from torch import nn
 
@@ -37,7 +37,11 @@ def refuse_unequal_models(model: nn.Module) -> None:
 
 def _description(model: nn.Module) -> dict[str, str]:
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for name, tensor in tensors}
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {
+        name: f"{'frozen ' if name in frozen else ''}{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        for name, tensor in tensors
+    }
 
 
 @torch.no_grad()
@@ -57,8 +61,14 @@ def _host_group() -> dist.ProcessGroup:
     """A group of all ranks for single numbers between hosts: gloo, so that no device has to wait. Made on first use."""
     global _small_talk
     if _small_talk is None or _small_talk[0] is not dist.group.WORLD:
-        _small_talk = (dist.group.WORLD, dist.new_group(backend="gloo"))
+        _small_talk = (dist.group.WORLD, dist.new_group(backend="gloo", timeout=group_limit()))
     return _small_talk[1]
+
+
+def open_host_group() -> None:
+    """Now, while all ranks are together; later one may come alone."""
+    if dist.get_world_size() > 1 and carries_data():
+        _host_group()
 
 
 def values_of_ranks(value: float) -> list[float]:
@@ -68,3 +78,19 @@ def values_of_ranks(value: float) -> list[float]:
     heard = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(heard, torch.tensor([value], dtype=torch.float64), group=_host_group())
     return [float(number) for number in heard]
+
+
+DOINGS = ("trains", "evaluates", "saves or loads")
+Doing = Literal["trains", "evaluates", "saves or loads"]
+
+
+def refuse_apart(doing: Doing, zero_stage: int, step: int) -> None:
+    """Problem on every rank where another does something else: their gathers would take each other's parameters."""
+    doings = [DOINGS[int(number)] for number in values_of_ranks(DOINGS.index(doing))]
+    for rank, other in enumerate(doings):
+        if other != doings[0]:
+            raise Problem(
+                f"rank 0 {doings[0]} while rank {rank} {other}, at step {step}; at zero stage {zero_stage} parameters are "
+                "gathered from all ranks, so that each must call the engine equally often: give every rank as many batches, "
+                "and evaluate on every rank"
+            )

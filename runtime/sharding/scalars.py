@@ -42,6 +42,10 @@ class Scalars:
                 self._held[name].grad = values[index].clone()
                 self.masters[name].grad = self._distributed(self._held[name].grad)
 
+    def held(self) -> list[nn.Parameter]:
+        """The model's own."""
+        return list(self._held.values())
+
     def drop_gradients(self) -> None:
         for name, parameter in self._held.items():
             parameter.grad = self.masters[name].grad = None
