@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 if TYPE_CHECKING:
     from dsplan.runtime.sharding.stages import Sharded
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Scale(float):
@@ -107,7 +106,7 @@ class Answers:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        return DTYPES[self._config.precision]
+        return self._sharded.precision.compute
 
     # --- the step ---
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from dsplan.runtime import values
 from dsplan.runtime.answers import Answers
 from dsplan.runtime.checkpoints.background import Background
 from dsplan.runtime.checkpoints.loading import Wishes, load
@@ -24,7 +25,7 @@ from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.runtime.optimizing.schedules import advance
-from dsplan.runtime.sharding.agreement import Doing, refuse_apart
+from dsplan.runtime.sharding.agreement import Doing, open_host_group, refuse_apart
 from dsplan.runtime.sharding.consolidating import consolidated
 from dsplan.runtime.sharding.precision import loss_scaling
 from dsplan.runtime.sharding.stages import Sharded
@@ -91,7 +92,6 @@ class Engine(Answers, nn.Module):
         self._training_together = False  # this step's first micro-batch has found every rank training
         self._step_applied = False
         self._batch_seen = False
-        self._tell_optimizer()
         self.training_dataloader: Loader | None = None
         self.meter: Meter | None = None
         self.wall_clock: WallClock | None = None
@@ -99,6 +99,9 @@ class Engine(Answers, nn.Module):
         self.is_compiled = False
         self.checkpoint_options = parts.config.checkpoints
         self.pending_save: Background | None = None
+        self._tell_optimizer()
+        open_host_group()
+        values.know(self)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -228,8 +231,8 @@ class Engine(Answers, nn.Module):
         trained = [parameter for parameter in self._sharded.masters().values() if parameter.requires_grad]
         scale = 1.0 if self.scaler is None else self.scaler.value
         norm = global_norm(trained, self.device).item() / scale
-        self._norm = norm
         overflow = not math.isfinite(norm)
+        self._norm = math.inf if overflow else norm  # as DeepSpeed tells it, nan or not
         if self.scaler is not None:
             self.scaler.update(overflow)
         if overflow and self._check_overflow:
@@ -265,6 +268,11 @@ class Engine(Answers, nn.Module):
     def masters(self) -> dict[str, nn.Parameter]:
         """What the optimizer steps over, by name: fp32, and each a DTensor."""
         return self._sharded.masters()
+
+    @property
+    def sharded(self) -> Sharded:
+        """The module as it lies over the ranks."""
+        return self._sharded
 
     @property
     def units(self) -> tuple[FSDPModule, ...]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dsplan.schemas.precision import precision_reasons
+
 Level = Literal["error", "warning"]
 OFF: tuple[Any, ...] = (None, False, "auto", "none", {})
 """Values with which nothing is asked for."""
@@ -48,10 +50,6 @@ KEYS: dict[str, Support] = {
     "seq_parallel_communication_data_type": _no_effect("no effect: there is no sequence parallelism", "fp32"),
     "sequence_parallel_size": _refused("sequence parallelism " + LATER, 1),
     "vocabulary_size": _no_effect("no effect"),
-    "steps_per_print": _no_effect(SILENT, float("inf")),
-    "dump_state": _no_effect(SILENT),
-    "wall_clock_breakdown": _no_effect(SILENT),
-    "memory_breakdown": _no_effect(SILENT),
     "disable_python_gc": _no_effect("no effect: the garbage collector is left alone"),
     "disable_allgather": _no_effect("no effect: nothing in DeepSpeed reads it either"),
     "log_level": _no_effect("no effect: the native engine has one level of log"),
@@ -59,17 +57,14 @@ KEYS: dict[str, Support] = {
     "use_data_before_expert_parallelism": _no_effect("no effect: there is no expert parallelism"),
     "allgather_size": _no_effect(FSDP_OWN, 500_000_000),
     # fp16, bf16, types
-    "fp16.fp16_master_weights_and_grads": _refused("masters are fp32 in the native engine; remove it"),
-    "bf16.immediate_grad_update": _no_effect("no effect: gradients are reduced as backward goes", True, False),
-    "bf16.bf16_master_weights_and_grads": _refused("masters are fp32 in the native engine; remove it"),
-    "bf16.bf16_optimizer_states": _refused("optimizer states are fp32 in the native engine; remove it"),
-    "data_types.grad_accum_dtype": _no_effect(
-        "no effect: the native engine accumulates in fp32 at stages 2 and 3, in the reduce dtype at stages 0 and 1"
+    "fp16.fp16_master_weights_and_grads": _refused(
+        "fp16 masters are not carried out, since they lose each update below a 2048th of its weight; remove it, or use bf16 "
+        "with bf16_master_weights_and_grads and bf16_optimizer_states"
     ),
-    "data_types.param_dtype": _refused(LATER),
-    "data_types.buffer_dtype": _refused(LATER),
-    "data_types.keep_in_fp32_modules": _refused(LATER),
-    "torch_autocast": _refused("autocast " + LATER),
+    "bf16.immediate_grad_update": _no_effect("no effect: gradients are reduced as backward goes", True, False),
+    "torch_autocast.lower_precision_safe_modules": _no_effect(
+        "no effect: under autocast gradients are summed in fp32, or in communication_data_type"
+    ),
     # ZeRO
     "zero_optimization.allgather_partitions": _no_effect("no effect: nothing in DeepSpeed reads it either", True),
     "zero_optimization.compute_grad_norm": _no_effect("no effect: the gradient norm is always computed", True),
@@ -134,25 +129,35 @@ KEYS: dict[str, Support] = {
     "zero_optimization.mics_hierarchical_params_gather": _refused("hybrid sharding " + LATER),
     "zero_optimization.zeropp_loco_param": _refused("quantized communication " + LATER),
     "zero_optimization.memory_efficient_linear": _no_effect("no effect", True),
-    "zero_optimization.save_muon_momentum_buffer_in_memory": _no_effect("no effect: Muon is not carried out"),
+    "zero_optimization.save_muon_momentum_buffer_in_memory": _no_effect(
+        "no effect: the momentum lies with the optimizer's state"
+    ),
     "zero_optimization.leaf_module": _no_effect("no effect: blocks are gathered whole"),
     # optimizer and scheduler: their types are checked below
     "optimizer.legacy_fusion": _no_effect("no effect"),
     "optimizer.params.max_grad_norm": _refused("DeepSpeed refuses it too; write gradient_clipping at the top level"),
-    "optimizer.params.bias_correction": _refused("Adam without bias correction is not carried out", True),
+    "optimizer.params.per_head_muon": _refused("Muon by attention head " + LATER),
     "optimizer.params.set_grad_none": _no_effect("no effect: zero_grad() always sets gradients to None", True),
     "optimizer.params.fp32_optimizer_states": _no_effect("no effect: optimizer states are fp32", True),
     # the rest
-    "activation_checkpointing": _no_effect(
-        'no effect: write {"dsplan": {"recompute": "full"}} to have the engine recompute each block'
+    "activation_checkpointing.partition_activations": _no_effect(
+        "no effect: it splits checkpoints over the ranks that share a layer, and there is one"
     ),
+    "activation_checkpointing.contiguous_memory_optimization": _no_effect(
+        "no effect: each checkpoint keeps its inputs as they are"
+    ),
+    "activation_checkpointing.number_checkpoints": _no_effect("no effect: only contiguous checkpoints read it"),
     "tensor_parallel": _refused("tensor parallelism " + LATER),
     "expert_parallel": _refused("expert parallelism " + LATER),
     "pipeline": _no_effect("no effect: models are not cut into a pipeline yet"),
-    "compile": _refused("DeepCompile is DeepSpeed's own; remove it, or use --engine deepspeed"),
+    "compile": _refused(
+        'DeepCompile is DeepSpeed\'s own; write {"dsplan": {"compile": true}} for torch.compile, or use --engine deepspeed'
+    ),
     "compression_training": _refused(LATER),
     "quantize_training": _refused(LATER),
-    "sparse_gradients": _refused(LATER),
+    "sparse_gradients": _refused(
+        "was removed from DeepSpeed; build the embedding with sparse=True, which ZeRO stage 0 reduces by rows"
+    ),
     "sparse_attention": _refused(LATER),
     "graph_harvesting": _refused(LATER),
     "amp": _refused("apex is not carried out; use fp16 or bf16"),
@@ -164,12 +169,6 @@ KEYS: dict[str, Support] = {
     "hybrid_engine": _refused("generation with ZeRO weights " + LATER),
     "weight_quantization": _refused(LATER),
     "autotuning": _no_effect("no effect: dsplan tune is the way"),
-    "flops_profiler": _no_effect("no effect: dsplan estimate counts FLOPs"),
-    "comms_logger": _no_effect("no effect: run.json lists the collectives"),
-    "tensorboard": _no_effect("no effect: the native engine has no monitors yet"),
-    "wandb": _no_effect("no effect: the native engine has no monitors yet"),
-    "csv_monitor": _no_effect("no effect: the native engine has no monitors yet"),
-    "comet": _no_effect("no effect: the native engine has no monitors yet"),
     "timers": _no_effect(SILENT),
     "aio": _no_effect("no effect without NVMe offload"),
     "checkpoint.load_universal": _no_effect("no effect: checkpoints load at any number of ranks"),
@@ -189,7 +188,9 @@ KEYS: dict[str, Support] = {
     "inference": _no_effect("no effect in training"),
 }
 
-OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta")
+OPTIMIZERS = (
+    "Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta",
+)  # fmt: skip
 DEEPSPEED_SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")
 TORCH_SCHEDULERS = (
     "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
@@ -199,9 +200,8 @@ TORCH_SCHEDULERS = (
 SCHEDULERS = DEEPSPEED_SCHEDULERS + TORCH_SCHEDULERS
 OFFLOADS = ("offload_param", "offload_optimizer")
 NEEDS_ENABLED = (
-    "torch_autocast", "expert_parallel", "amp", "eigenvalue", "progressive_layer_drop", "curriculum_learning",
-    "elasticity", "hybrid_engine", "autotuning", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor",
-    "comet", "nebula", "zero_optimization.zenflow",
+    "expert_parallel", "amp", "eigenvalue", "progressive_layer_drop", "curriculum_learning",
+    "elasticity", "hybrid_engine", "autotuning", "nebula", "zero_optimization.zenflow",
 )  # fmt: skip
 """Blocks that are off unless their `enabled` is true (zenflow has none: its presence switches it on)."""
 
@@ -214,7 +214,14 @@ def reasons(raw_config: Mapping[str, Any]) -> list[tuple[str, Level, str]]:
         if support is not None and not _asks_for_nothing(path, value, support):
             found.append((_pointer(path), "error" if support.refused else "warning", support.reason))
     found += _types(raw_config)
+    found += precision_reasons(raw_config, _stage(raw_config))
     return found
+
+
+def _stage(raw: Mapping[str, Any]) -> int:
+    zero = raw.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else int(zero is True)
+    return stage if isinstance(stage, int) else 0
 
 
 def _read_as(path: tuple[str, ...], raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -247,8 +254,6 @@ def _asks_for_nothing(path: tuple[str, ...], value: Any, support: Support) -> bo
         return value.get("deepcompile", False) in OFF
     if path == ("data_efficiency",):
         return not _anything_enabled(value)
-    if path == ("activation_checkpointing",):
-        return not any(member not in OFF for member in value.values())
     return ".".join(path) in NEEDS_ENABLED and value.get("enabled", False) in OFF and path[-1] != "zenflow"
 
 

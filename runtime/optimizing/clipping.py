@@ -18,9 +18,9 @@ def global_norm(parameters: Iterable[torch.nn.Parameter], device: torch.device) 
     """
     held: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {(): []}
     for parameter in parameters:
-        grads = held.setdefault(_split_over(parameter), [])
+        grads = held.setdefault(split_over(parameter), [])
         if parameter.grad is not None:
-            grads.append(local_part(parameter.grad))
+            grads.append(_elements(parameter.grad))
     total = torch.zeros((), dtype=torch.float32, device=device)
     for groups, grads in held.items():
         squares = torch.zeros((), dtype=torch.float32, device=device)
@@ -37,7 +37,7 @@ def global_norm(parameters: Iterable[torch.nn.Parameter], device: torch.device) 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[torch.nn.Parameter], factor: float) -> None:
     """Multiply every gradient in place."""
-    grads = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    grads = [_elements(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if grads and factor != 1.0:
         torch._foreach_mul_(grads, factor)
 
@@ -51,7 +51,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _split_over(parameter: torch.nn.Parameter) -> tuple[dist.ProcessGroup, ...]:
+def _elements(grad: torch.Tensor) -> torch.Tensor:
+    """This rank's numbers of a gradient; of a sparse one, which is coalesced, its rows."""
+    return grad._values() if grad.is_sparse else local_part(grad)
+
+
+def split_over(parameter: torch.nn.Parameter) -> tuple[dist.ProcessGroup, ...]:
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh

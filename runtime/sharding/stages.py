@@ -10,13 +10,18 @@
 
 from __future__ import annotations
 
+import re
+import weakref
 from dataclasses import dataclass
 
 import torch
 from dsplan.runtime.groups import own_device
 from dsplan.runtime.sharding.agreement import take_from_first_rank
 from dsplan.runtime.sharding.blocks import find_blocks
+from dsplan.runtime.sharding.methods import register_methods
+from dsplan.runtime.sharding.precision import Precision
 from dsplan.runtime.sharding.scalars import Scalars
+from dsplan.runtime.sharding.sparse import SparseGradients, sparse_embeddings
 from dsplan.runtime.sharding.state_dicts import accept_and_give_plain
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -24,14 +29,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sharded:
     """A model whose parameters FSDP2 holds, but for its scalars. units: its blocks in order, then the model itself."""
 
     model: nn.Module
     units: tuple[FSDPModule, ...]
     zero_stage: int
+    precision: Precision
     scalars: Scalars
+    sparse: SparseGradients
 
     @property
     def root(self) -> FSDPModule:
@@ -49,6 +56,7 @@ class Sharded:
         """What FSDP2 does not reduce itself. A second backward before the step adds to the mean of the first."""
         if boundary:
             self.scalars.reduce_gradients()
+            self.sparse.reduce_gradients()
 
     def masters(self) -> dict[str, nn.Parameter]:
         """What the optimizer steps over, by name: fp32, and each a DTensor."""
@@ -63,6 +71,17 @@ class Sharded:
                     if hasattr(held, "_unsharded_param"):
                         held._unsharded_param.grad = None
         self.scalars.drop_gradients()
+        self.sparse.drop_gradients()
+
+    def behind(self) -> dict[int, nn.Parameter]:
+        """By the id of each gathered copy that the module may have given out, the parameter that it is a copy of."""
+        return {
+            id(held._unsharded_param): held.sharded_param
+            for unit in self.units
+            for group in unit._get_fsdp_state()._fsdp_param_groups
+            for held in group.fsdp_params
+            if hasattr(held, "_unsharded_param")
+        }
 
     def drop_gathered(self) -> None:
         """Free every gathered copy, so that the next use sees the shards as they are then."""
@@ -70,28 +89,33 @@ class Sharded:
             unit.reshard()
 
 
+EXTERNAL = "_dsplan_used_elsewhere"
+live: weakref.WeakSet[Sharded] = weakref.WeakSet()
+"""Every model that is sharded, for those who are handed a parameter and nothing else."""
+
+
 def shard(
     model: nn.Module,
     *,
     zero_stage: int,
     mesh: DeviceMesh,
-    compute_dtype: torch.dtype,
-    reduce_dtype: torch.dtype | None,
+    precision: Precision,
 ) -> Sharded:
     """Hand the model's parameters to FSDP2, block by block, in place.
 
-    Each unit first becomes fp32 (the masters) and equal to rank 0, so that no more than one unit is ever held whole
+    Each unit first gets the masters' type and becomes equal to rank 0, so that no more than one unit is ever held whole
     beside the shards on the device.
     """
     device = own_device() if mesh.device_type == "cuda" else torch.device("cpu")
-    low = None if compute_dtype is torch.float32 else compute_dtype
     scalars = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() == 0}
-    ignored = set(scalars.values())
+    sparse = SparseGradients(sparse_embeddings(model, zero_stage), mesh, precision.compute)
+    ignored = {*scalars.values(), *sparse.weights}
+    kept = _named_buffers(model, precision.kept_buffers)
     units: list[FSDPModule] = []
     done: set[nn.Module] = set()
+    policy = _policy(precision)
     for module in [*_separable_blocks(model), model]:
-        whole = _prepare(module, mesh, device, compute_dtype, done)
-        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce_dtype, cast_forward_inputs=module is model)
+        whole = _prepare(module, mesh, device, precision, kept, ignored, done)
         if zero_stage == 0:
             replicate(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)
         else:
@@ -108,7 +132,27 @@ def shard(
         assert isinstance(module, FSDPModule)
         units.append(module)
     accept_and_give_plain(model, zero_stage)
-    return Sharded(model, tuple(units), zero_stage, Scalars(scalars, mesh))
+    units[-1]._get_fsdp_state()._lazy_init()
+    sharded = Sharded(model, tuple(units), zero_stage, precision, Scalars(scalars, mesh), sparse)
+    live.add(sharded)
+    register_methods(sharded.root, sharded.drop_gathered)
+    return sharded
+
+
+def _policy(precision: Precision) -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(
+        param_dtype=None if precision.compute is torch.float32 else precision.compute,
+        reduce_dtype=None if precision.reduce is precision.compute else precision.reduce,
+    )
+
+
+def _named_buffers(model: nn.Module, pattern: re.Pattern[str] | None) -> set[torch.Tensor]:
+    return set() if pattern is None else {held for name, held in model.named_buffers() if pattern.search(name)}
+
+
+def mark_external(parameter: torch.Tensor, *, used: bool = True) -> None:
+    """That a module uses a parameter which another one holds: no block of its own may then gather and drop it."""
+    vars(parameter)[EXTERNAL] = used
 
 
 def _separable_blocks(model: nn.Module) -> list[nn.Module]:
@@ -129,14 +173,25 @@ def _separable_blocks(model: nn.Module) -> list[nn.Module]:
                 visit(child, home)
 
     visit(model, model)
-    return [block for block in blocks if all(homes[parameter] == {block} for parameter in block.parameters())]
+    return [
+        block
+        for block in blocks
+        if all(homes[held] == {block} and not getattr(held, EXTERNAL, False) for held in block.parameters())
+    ]
 
 
 @torch.no_grad()
 def _prepare(
-    module: nn.Module, mesh: DeviceMesh, device: torch.device, compute_dtype: torch.dtype, done: set[nn.Module]
+    module: nn.Module,
+    mesh: DeviceMesh,
+    device: torch.device,
+    precision: Precision,
+    kept: set[torch.Tensor],
+    beside: set[nn.Parameter],
+    done: set[nn.Module],
 ) -> list[nn.Parameter]:
-    """Masters in fp32, float buffers in the compute dtype (as DeepSpeed casts the whole module), both rank 0's.
+    """Masters in their type, but for what FSDP2 does not hold, which is fp32; buffers as they come unless the file says
+    otherwise, `kept` ones in fp32. All of them rank 0's.
 
     Gives the parameters of the modules that are not done yet, and takes these into `done`.
     """
@@ -150,8 +205,14 @@ def _prepare(
         buffers |= dict.fromkeys(held for held in owner._buffers.values() if held is not None)
     whole: list[torch.Tensor] = [*parameters, *buffers]
     for tensor in whole:
-        dtype = torch.float32 if tensor in parameters else compute_dtype
-        wanted = dtype if tensor.is_floating_point() else tensor.dtype
-        tensor.data = tensor.data.to(device=device, dtype=wanted).contiguous()
+        if tensor in parameters:
+            dtype = torch.float32 if tensor in beside else precision.masters
+        else:
+            dtype = torch.float32 if tensor in kept else precision.buffers or tensor.dtype
+        if tensor.is_floating_point():
+            # DeepSpeed casts the module first and makes its masters of that: they begin with the values that are computed with.
+            first = precision.compute if tensor in parameters and tensor not in beside else tensor.dtype
+            tensor.data = tensor.data.to(device, first).to(dtype)
+        tensor.data = tensor.data.to(device).contiguous()
     take_from_first_rank(whole, mesh.get_group())
     return list(parameters)

@@ -74,8 +74,8 @@ def weights_stay_finite(precision):
     ), engine.skipped_steps
 
 
-def test_a_model_in_half_precision_gets_masters_in_fp32_and_buffers_in_the_compute_dtype():
-    assert run_ranks(1, dtypes) == [({"torch.float32"}, "torch.bfloat16", "torch.bfloat16")]
+def test_a_model_in_half_precision_gets_masters_in_fp32_and_keeps_its_buffers_as_they_are():
+    assert run_ranks(1, dtypes) == [({"torch.float32"}, "torch.float16", "torch.bfloat16")]
 
 
 def dtypes():

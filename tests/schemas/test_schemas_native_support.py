@@ -47,7 +47,13 @@ def test_what_is_switched_off_or_unknown_needs_no_word(config):
         ({"scheduler": {"type": "LambdaLR"}}, "/scheduler/type"),
         ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "/bf16/bf16_master_weights_and_grads"),
         ({"compile": {"deepcompile": True}}, "/compile"),
-        ({"torch_autocast": {"enabled": True}}, "/torch_autocast"),
+        ({"torch_autocast": {"enabled": True}}, "/torch_autocast/dtype"),
+        ({"data_types": {"param_dtype": "bf16"}}, "/data_types/param_dtype"),
+        ({"data_types": {"buffer_dtype": "int8"}}, "/data_types/buffer_dtype"),
+        ({"data_types": {"keep_in_fp32_modules": "norm"}}, "/data_types/keep_in_fp32_modules"),
+        ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, "/fp16/fp16_master_weights_and_grads"),
+        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "/bf16/bf16_optimizer_states"),
+        ({"sparse_gradients": True}, "/sparse_gradients"),
     ],
 )
 def test_what_would_train_or_hold_something_else_is_an_error(config, pointer):
