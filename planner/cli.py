@@ -39,7 +39,11 @@ def app(arguments: Sequence[str], **options: Any) -> Any:
     built.callback()(group)
     wanted = arguments[0] if arguments else ""
     for name in [wanted] if wanted in COMMANDS else COMMANDS:
-        built.command(name, **COMMANDS[name])(getattr(import_module(f"dsplan.planner.commands.{name}"), name))
+        command = getattr(import_module(f"dsplan.planner.commands.{name}"), name)
+        if isinstance(command, typer.Typer):  # it has commands of its own
+            built.add_typer(command, name=name)
+        else:
+            built.command(name, **COMMANDS[name])(command)
     return built(list(arguments), **options)
 
 

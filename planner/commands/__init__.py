@@ -17,6 +17,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "estimate": {"cls": GroupedCommand, "context_settings": _SCRIPT_ARGUMENTS},
     "tune": {"cls": GroupedCommand, "context_settings": _SCRIPT_ARGUMENTS},
     "launch": {"context_settings": _LINE_FOLLOWS},
+    "checkpoint": {},
     "explain": {},
     "rules": {},
     "schema": {},

@@ -1,0 +1,75 @@
+"""Which checkpoint a path on the command line means, and of which kind it is. Reads alone: nothing is put back or removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsplan.runtime.checkpoints import manifest
+from dsplan.runtime.checkpoints.finding import is_deepspeed, is_whole_model
+from dsplan.runtime.checkpoints.places import LATEST
+from dsplan.runtime.checkpoints.state import NAME as STATE
+from dsplan.schemas.checkpoint import Kind
+from dsplan.schemas.problem import Problem
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """path: of one tag, or of a model alone."""
+
+    path: Path
+    kind: Kind
+
+
+def kind_of(path: Path) -> Kind | None:
+    """None where a folder is no checkpoint itself."""
+    if (path / manifest.NAME).exists() or (path / STATE).exists():
+        return "native"
+    if (path / "zero").is_dir():
+        return "universal"
+    if is_deepspeed(path) or any(path.glob("*_states.pt")):
+        return "deepspeed"
+    return "model" if is_whole_model(path) else None
+
+
+def tags_in(folder: Path) -> dict[str, Kind]:
+    """The checkpoints in a folder, by name; what is aside is none."""
+    found: dict[str, Kind] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            kind = kind_of(path)
+            if kind is not None:
+                found[path.name] = kind
+    return found
+
+
+def latest_of(folder: Path) -> str | None:
+    """The tag that `latest` holds, whether or not it is there."""
+    try:
+        return (folder / LATEST).read_bytes().decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def choose(path: Path) -> Chosen:
+    """The checkpoint that is meant: the path itself, or the one that `latest` names there."""
+    refuse_no_folder(path)
+    kind = kind_of(path)
+    if kind is not None:
+        return Chosen(path, kind)
+    tags, latest = tags_in(path), latest_of(path)
+    if not tags:
+        raise Problem(f"{path} holds no checkpoint: neither dsplan's, nor DeepSpeed's, nor a model in safetensors")
+    names = ", ".join(str(path / tag) for tag in list(tags)[:5])
+    if latest is None:
+        raise Problem(f"{path / LATEST} is absent, so name one of {names}")
+    if latest not in tags:
+        raise Problem(f"{path / LATEST} names {latest[:60]!r}, which is no checkpoint there; name one of {names}")
+    return Chosen(path / latest, tags[latest])
+
+
+def refuse_no_folder(path: Path) -> None:
+    if not path.exists():
+        raise Problem(f"{path} does not exist")
+    if not path.is_dir():
+        raise Problem(f"{path} is a file, but must be a folder of checkpoints, or one of them")
