@@ -84,13 +84,14 @@ DOINGS = ("trains", "evaluates", "saves or loads")
 Doing = Literal["trains", "evaluates", "saves or loads"]
 
 
-def refuse_apart(doing: Doing, zero_stage: int, step: int) -> None:
+def refuse_apart(doing: Doing, zero_stage: int, step: int | None = None) -> None:
     """Problem on every rank where another does something else: their gathers would take each other's parameters."""
     doings = [DOINGS[int(number)] for number in values_of_ranks(DOINGS.index(doing))]
     for rank, other in enumerate(doings):
         if other != doings[0]:
+            when = "" if step is None else f", at step {step}"
             raise Problem(
-                f"rank 0 {doings[0]} while rank {rank} {other}, at step {step}; at zero stage {zero_stage} parameters are "
-                "gathered from all ranks, so that each must call the engine equally often: give every rank as many batches, "
-                "and evaluate on every rank"
+                f"rank 0 {doings[0]} while rank {rank} {other}{when}; at zero stage {zero_stage} parameters are gathered from all "
+                "ranks, so that each must do the same: give every rank as many batches, and evaluate, save, load and ask for "
+                "state_dict on every rank"
             )

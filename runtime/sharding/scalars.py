@@ -46,6 +46,10 @@ class Scalars:
         """The model's own."""
         return list(self._held.values())
 
+    def model_holds(self, name: str, parameter: torch.Tensor) -> bool:
+        """Whether it is the model's own of that name."""
+        return self._held.get(name) is parameter
+
     def drop_gradients(self) -> None:
         for name, parameter in self._held.items():
             parameter.grad = self.masters[name].grad = None

@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict of a sharded module: plain tensors go in at every ZeRO stage, and come out at stage 0."""
+"""state_dict and load_state_dict of a sharded module: plain whole tensors go in at every ZeRO stage, and come out below 3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from dsplan.runtime.groups import note
+from dsplan.runtime.sharding.agreement import refuse_apart
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 _silent = False
@@ -19,9 +21,11 @@ def accept_and_give_plain(model: nn.Module, zero_stage: int) -> None:
     """Hook into every module of the model, so that parts of it can be saved and loaded by themselves too."""
     for module in model.modules():
         module.register_load_state_dict_pre_hook(_cut_to_shards)  # type: ignore[no-untyped-call]
-        if zero_stage == 0:
+        if zero_stage in (1, 2):
+            module.register_state_dict_pre_hook(functools.partial(_come_together, zero_stage))  # type: ignore[no-untyped-call]
+        if zero_stage < 3:
             module.register_state_dict_post_hook(_give_whole)  # type: ignore[no-untyped-call]
-    if zero_stage > 0:
+    if zero_stage == 3:
         told: list[bool] = []
         model.register_state_dict_post_hook(functools.partial(_tell_of_shards, zero_stage, told))  # type: ignore[no-untyped-call]
 
@@ -55,11 +59,24 @@ def _cut_to_shards(module: nn.Module, state: dict[str, Any], prefix: str, *_: An
             )
 
 
+def _come_together(zero_stage: int, module: nn.Module, prefix: str, _: bool) -> None:
+    """Whole parameters are gathered from every rank, and so every rank must ask for them."""
+    if not _silent and prefix == "":
+        refuse_apart("saves or loads", zero_stage)
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+
+@torch.no_grad()
 def _give_whole(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     for name in module._parameters:
         value = state.get(prefix + name)
         if isinstance(value, DTensor):
-            state[prefix + name] = value.to_local()
+            if not _silent:
+                state[prefix + name] = value.full_tensor()
+            elif not any(placement.is_shard() for placement in value.placements):
+                state[prefix + name] = value.to_local()
 
 
 def _tell_of_shards(zero_stage: int, told: list[bool], *_: Any) -> None:

@@ -88,21 +88,58 @@ def loaded(zero_stage):
     return output, all(torch.equal(whole[name], state[name]) for name in whole)
 
 
-def test_shards_in_a_state_dict_are_told_once(capfd):
-    """The engine's own checkpoints tell nothing."""
-    assert run_ranks(2, shards_told) == [1, 0]
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_below_stage_3_every_rank_is_given_the_whole_model(zero_stage):
+    """Also the part of a module by itself, and from copies that forward has left gathered."""
+    import torch
+
+    expected = plain_net(0).state_dict()
+    for state, part in run_ranks(2, whole_states, zero_stage):
+        assert state.keys() == expected.keys()
+        assert all(type(state[name]) is torch.Tensor and torch.equal(state[name], expected[name]) for name in expected)
+        assert torch.equal(part["up.weight"], expected["blocks.1.up.weight"])
 
 
-def shards_told():
-    import contextlib
-    import tempfile
+def whole_states(zero_stage):
+    from training import batches
+
+    engine = engine_of(zero_stage)
+    engine(batches(1)[0])
+    return engine.module.state_dict(), engine.module.blocks[1].state_dict()
+
+
+def test_a_state_dict_that_one_rank_alone_asks_for_is_one_line():
+    for message in run_ranks(2, asked_by_rank_0):
+        assert message.startswith("rank 0 saves or loads while rank 1 trains; at zero stage 2 parameters are gathered")
+
+
+def asked_by_rank_0():
+    import torch.distributed as dist
+    from dsplan.schemas.problem import Problem
+    from training import batches
 
     engine = engine_of(2)
+    [tokens] = batches(1)
+    with pytest.raises(Problem) as caught:
+        if dist.get_rank() == 0:
+            engine.module.state_dict()
+        engine(tokens)
+    return str(caught.value).replace(", at step 0", "")
+
+
+def test_shards_in_a_state_dict_are_told_once(tmp_path):
+    """The engine's own checkpoints tell nothing."""
+    assert run_ranks(2, shards_told, str(tmp_path)) == [1, 0]
+
+
+def shards_told(folder):
+    import contextlib
+
+    engine = engine_of(3)
     heard = io.StringIO()
     with contextlib.redirect_stderr(heard):
-        with tempfile.TemporaryDirectory() as folder:
-            engine.save_checkpoint(folder)
-            engine.save_16bit_model(folder)
+        engine.save_checkpoint(folder)
+        engine.save_16bit_model(folder)
         assert "shards" not in heard.getvalue()
         engine.module.state_dict()
         engine.module.state_dict()

@@ -6,8 +6,10 @@ from typing import Any
 
 from dsplan.runtime import Engine, add_config_arguments, init_distributed, initialize
 
-from . import accelerator, checkpointing, comm, ops, runtime, utils, zero
+from . import accelerator, checkpoint, checkpointing, comm, ops, runtime, utils, zero
+from .accelerator import get_accelerator
 from .runtime import lr_schedules
+from .utils import log_dist, logger
 
 __version__ = "0.19.8"
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
@@ -18,10 +20,14 @@ __all__ = [
     "DeepSpeedEngine",
     "accelerator",
     "add_config_arguments",
+    "checkpoint",
     "checkpointing",
     "comm",
     "init_distributed",
+    "get_accelerator",
     "initialize",
+    "log_dist",
+    "logger",
     "lr_schedules",
     "ops",
     "runtime",

@@ -1,5 +1,5 @@
 """What scripts import from deepspeed.ops."""
 
-from . import adam
+from . import adagrad, adam, lamb, lion
 
-__all__ = ["adam"]
+__all__ = ["adagrad", "adam", "lamb", "lion"]

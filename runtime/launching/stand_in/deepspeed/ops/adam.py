@@ -1,25 +1,25 @@
-"""DeepSpeed's Adam classes, by torch's fused ones."""
+"""DeepSpeed's Adam classes, by torch's fused kernel."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
+from dsplan.runtime.optimizing import adam
 
 
-class FusedAdam(torch.optim.AdamW):
-    """AdamW, or Adam with adam_w_mode false. Weight decay is 0 unless given."""
+class FusedAdam(adam.FusedAdam):
+    """AdamW, or Adam with adam_w_mode false."""
 
-    def __init__(
-        self, params: Any, lr: float = 1e-3, *, adam_w_mode: bool = True, weight_decay: float = 0.0, **options: Any
-    ):
-        for ignored in ("bias_correction", "set_grad_none", "adamw_mode", "fp32_optimizer_states"):
-            options.pop(ignored, None)
-        super().__init__(params, lr=lr, weight_decay=weight_decay, fused=True, **options)
-        if not adam_w_mode:
-            for group in self.param_groups:
-                group["decoupled_weight_decay"] = False
+    def __init__(self, params: Any, *args: Any, set_grad_none: bool = True, **options: Any):
+        super().__init__(params, *args, **options)
 
 
 class DeepSpeedCPUAdam(FusedAdam):
     """As FusedAdam; where the states live is the engine's affair."""
+
+    def __init__(
+        self, model_params: Any, *args: Any, adamw_mode: bool = True, fp32_optimizer_states: bool = True, **options: Any
+    ):
+        if not fp32_optimizer_states:
+            raise ValueError("fp32_optimizer_states false is not carried out by the native engine; leave it out")
+        super().__init__(model_params, *args, adam_w_mode=adamw_mode, **options)

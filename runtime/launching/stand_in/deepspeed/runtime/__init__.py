@@ -1,1 +1,5 @@
 """What scripts import from deepspeed.runtime."""
+
+from . import engine, lr_schedules, zero
+
+__all__ = ["engine", "lr_schedules", "zero"]

@@ -1,0 +1,5 @@
+"""What scripts import from deepspeed.checkpoint."""
+
+from . import utils
+
+__all__ = ["utils"]
