@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dsplan.runtime.optimizing.building import wrong_options
+from dsplan.runtime.measuring.asked import wrong_values
+from dsplan.runtime.optimizing.naming import wrong_options
 from dsplan.runtime.optimizing.schedules import wrong_params
 from dsplan.schemas import native_support
 from dsplan.schemas.config import Batch, ConfigError, DsConfig, read_config, resolve_batch
@@ -44,6 +45,7 @@ def judge(raw: Mapping[str, Any], source: str, *, whole: bool, given: tuple[str,
     except ConfigError as error:
         found += [(pointer, True, text) for pointer, text in error.reasons]
     found += [(pointer, level == "error", f": {text}") for pointer, level, text in native_support.reasons(raw)]
+    found += wrong_values(raw)
     unknown = list(unknown_keys(raw))
     found += [(pointer, refused, f": {text}") for pointer, refused, text in unknown]
     wanted = raw.get("communication_data_type")

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from dsplan.schemas import native_support
+from dsplan.runtime.optimizing.muon import Muon, MuonOnShards, is_muons
+from dsplan.runtime.optimizing.naming import Recipe, recipe
 from dsplan.schemas.config import Named
-from dsplan.schemas.optimizer import FUSED_ON_SHARDS
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-BY_TORCH_NAME = {
-    name.lower(): name
-    for name in ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam", "RAdam", "Adadelta")
-}
-"""What works element by element, and so on shards as on whole tensors."""
-
 
 class Renaming:
-    """Old parameter objects -> the shards that took their place, by name."""
+    """Old parameter objects -> what took their place, by name: the shards, or their masters on the host."""
 
     def __init__(self, model: nn.Module):
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._alive = list(model.parameters())  # so that no id is given away again
         self._new: dict[str, nn.Parameter] = {}
 
-    def close(self, masters: dict[str, nn.Parameter]) -> None:
-        """The model is sharded now: its parameters are these from now on."""
+    def close(self, masters: dict[str, nn.Parameter], model: nn.Module) -> None:
+        """The model is sharded now: what trains are these masters, whichever of the parameters somebody holds."""
         self._new = masters
+        self._alive += model.parameters()
+        self._names |= {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names |= {id(master): name for name, master in masters.items()}
+
+    def name_of(self, parameter: nn.Parameter) -> str:
+        return self._names[id(parameter)]
 
     def __call__(self, parameter: Any, where: str) -> nn.Parameter:
         name = self._names.get(id(parameter))
         if name is None:
-            for held in self._new.values():
-                if id(held) == id(parameter):  # a shard already
-                    return held
             shape = list(parameter.shape) if isinstance(parameter, torch.Tensor) else type(parameter).__name__
             raise Problem(f"{where} holds a parameter of shape {shape} that is not in the model; pass the model's own")
         return self._new[name]
@@ -70,6 +66,8 @@ def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
         for parameter in group["params"]:
             moved[parameter] = renaming(parameter, "optimizer")
         group["params"] = [moved[parameter] for parameter in group["params"]]
+    if type(client) is torch.optim.Muon:
+        client.__class__ = MuonOnShards
     if type(client) in (torch.optim.Adam, torch.optim.AdamW) and not old_state:
         for group in client.param_groups:
             # Left to itself torch steps over DTensors one operation at a time, which takes many times as long.
@@ -104,63 +102,48 @@ def build_optimizer(
         return adopt(client, renaming)
     groups = renaming.groups(model_parameters)
     if client is not None:
-        return client(groups)
+        return adopt(client(groups), renaming)
     if named is None:
         return None
     if not groups:
         raise Problem("no parameter of the model requires a gradient, so there is nothing to train")
-    kind, options = torch_optimizer(named)
+    made = recipe(named)
     try:
-        return kind(groups, **options)
-    except (TypeError, ValueError) as error:
-        raise Problem(f"optimizer.params: {named.type} does not take these ({error})") from error
-
-
-def torch_optimizer(named: Named) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The torch class and its arguments for the optimizer block. Problem for what is not carried out.
-
-    As in DeepSpeed, Adam is AdamW unless adam_w_mode is false, and weight_decay is 0 unless given (torch_adam: torch's).
-    """
-    kind = named.type.lower()
-    if kind not in BY_TORCH_NAME:
-        raise Problem(
-            f"optimizer.type {named.type} is not carried out by the native engine; use "
-            f"{', '.join(BY_TORCH_NAME.values())}, or pass an optimizer object"
-        )
-    options = dict(named.params)
-    if kind in FUSED_ON_SHARDS:  # the others run as torch does by default
-        torch_adam = options.pop("torch_adam", False)
-        w_mode = options.pop("adam_w_mode", True)
-        options.pop("fp32_optimizer_states", None)
-        options.pop("set_grad_none", None)
-        if options.pop("bias_correction", True) is not True:
-            raise Problem("optimizer.params.bias_correction false is not carried out by the native engine; remove it")
-        kind = "adamw" if kind == "adamw" or w_mode else "adam"
-        if not torch_adam:
-            options.setdefault("weight_decay", 0.0)
-        if "foreach" not in options:
-            options["fused"] = True
-    return getattr(torch.optim, BY_TORCH_NAME[kind]), _plain(options)
-
-
-def wrong_options(named: Named) -> list[str]:
-    """What the optimizer does not take: every unknown name, else the first wrong value. Nothing where its type is unknown."""
-    try:
-        kind, options = torch_optimizer(named)
-    except Problem:  # the type or an option is not carried out: native_support says so
-        return []
-    options = {key: value for key, value in options.items() if value != "auto"}
-    known = inspect.signature(kind).parameters
-    unknown = [key for key in options if key not in known or key == "params"]
-    unknown = [key for key in unknown if f"optimizer.params.{key}" not in native_support.KEYS]
-    if unknown:
-        return [f"{named.type} does not take {', '.join(unknown)}"]
-    try:
-        kind([nn.Parameter(torch.zeros(1))], **{key: value for key, value in options.items() if key in known})
+        optimizer = _muon(made, groups, renaming) if made.kind is Muon else made.kind(groups, **made.options)
     except (TypeError, ValueError, RuntimeError) as error:
-        return [f"{named.type} does not take these ({error})"]
-    return []
+        raise Problem(f"optimizer.params: {named.type} does not take these ({error})") from error
+    # As in DeepSpeed: a schedule's lists count the groups that hold something.
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    return optimizer
 
 
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+def _muon(made: Recipe, given: list[Any], renaming: Renaming) -> Optimizer:
+    """Each group in two halves, by the parameters' names and dims; a group's own options go before the JSON's.
+
+    Source: deepspeed/runtime/engine.py, _muon_param_groups (0.19.8).
+    """
+    groups = [entry for entry in given if isinstance(entry, dict)]
+    loose = [entry for entry in given if not isinstance(entry, dict)]
+    groups += [{"params": loose}] if loose else []
+    options = dict(made.options)
+    adam_w_mode = options.pop("adam_w_mode", True)
+    rates = {"muon": options.pop("muon_lr", options.get("lr")), "adam": options.pop("adam_lr", options.get("lr"))}
+    keys = {"muon": ("lr", "momentum", "weight_decay", "ns_method"), "adam": ("lr", "betas", "eps", "weight_decay")}
+    halves: list[dict[str, Any]] = []
+    for index, group in enumerate(groups):
+        own = {key: value for key, value in group.items() if key != "params"}
+        prefix = own.get("name") or (f"group{index}" if len(groups) > 1 else None)
+        for label in ("muon", "adam"):
+            half = [
+                member
+                for member in group["params"]
+                if member.requires_grad and is_muons(renaming.name_of(member), member) is (label == "muon")
+            ]
+            settings = {
+                key: value for key, value in {**options, "lr": rates[label], **own}.items() if key in keys[label]
+            }
+            if settings.get("lr", 0) is None:
+                del settings["lr"]
+            name = f"{prefix}-{label}-params" if prefix else f"{label}-params"
+            halves += [{"params": half, "use_muon": label == "muon", "name": name, **settings}] if half else []
+    return Muon(halves, adam_w_mode=adam_w_mode)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dsplan.runtime.launching.launcher import launch
+from dsplan.runtime.launching.launcher import Restarts, launch, next_ranks
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.problem import Problem
 from launching import start_launch
@@ -190,23 +190,123 @@ def test_a_rank_that_leaves_while_others_wait_is_named(launched, tmp_path):
     body = "\nif rank == 1:\n    sys.exit(0)\nfor _ in range(9):\n    torch.distributed.barrier()\n"
     code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
     assert code == 1
-    assert err.endswith(
-        "rank 0 ended with exit code 1, after rank 1 had left with code 0; all ranks must make the same steps\n"
-    )
+    assert re.search(
+        r"Traceback \(of the script alone\):\n  File .*script.py\", line 9, in <module>\n[^\n]*\nRuntimeError: [^\n]*\n"
+        r"dsplan: error: rank 0 ended with exit code 1, after rank 1 had left with code 0; all ranks must make the same "
+        r"steps: rank 1 did not arrive where rank 0 waits \(step 0, before its first step, script.py:9\): "
+        r"rank 1 has ended after 0 steps\n$",
+        err,
+    ), err
+
+
+def test_a_collective_that_waits_too_long_names_the_rank_that_does_not_come(launched, tmp_path):
+    body = """
+for step in range(9):
+    if (rank, step) == (1, 2):
+        time.sleep(600)
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+"""
+    code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body), timeout_seconds=3)
+    assert code == 1
+    assert re.search(
+        r"\ndsplan: error: rank 0 ended with exit code 1: rank 1 did not arrive where rank 0 waits \(step 2, \w+, "
+        r"script.py:1[12]\): rank 1 is at step 2, between steps, script.py:10\n$",
+        err,
+    ), err
+    assert "dsplan: no record of rank 1\n" in err
+
+
+def test_after_a_kill_the_ranks_start_again_from_the_newest_checkpoint(launched, tmp_path):
+    """With one rank fewer: train_batch_size and micro-batch stay, accumulation doubles."""
+    body = """
+start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+engine.load_checkpoint("FOLDER")
+print("start", start, "rank", rank, "step", engine.global_steps, "accumulation", engine.gradient_accumulation_steps(), flush=True)
+while engine.global_steps < 3:
+    for _ in range(engine.gradient_accumulation_steps()):
+        engine.backward(engine(torch.ones(2, 4)).sum())
+        engine.step()
+    engine.save_checkpoint("FOLDER")
+    if (start, rank, engine.global_steps) == ("0", 1, 2):
+        os.kill(os.getpid(), 9)
+""".replace("FOLDER", str(tmp_path / "checkpoints"))
+    config = {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "Adam"},
+    }
+    script = write_script(tmp_path, body)
+    code, out, err = launched(write_config(tmp_path, config), script, restarts=Restarts(most=2, min_ranks=1))
+    assert code == 0, err
+    starts = sorted(line for line in out.splitlines() if line.startswith("start"))
+    assert starts == [
+        "start 0 rank 0 step 0 accumulation 2",
+        "start 0 rank 1 step 0 accumulation 2",
+        "start 1 rank 0 step 2 accumulation 4",
+    ]
+    assert "rank 1 was killed by SIGKILL (out of memory on the host, perhaps); restart 1 of 2, with 1 rank\n" in err
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert [record["rank"] for record in run["ranks"]] == [0]
+    assert run["failure"] is None
+
+
+def test_what_is_refused_is_not_started_again(launched, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('started')")
+    target = write_config(tmp_path, {"train_batch_size": 4})
+    code, out, err = launched(target, script, restarts=Restarts(most=3))
+    assert (code, out.count("started")) == (2, 2), err
+
+
+@pytest.mark.parametrize(
+    ("count", "killed", "gpus", "min_ranks", "batch", "expected"),
+    [
+        (8, 1, None, None, (64, 1), 8),  # a killed rank is replaced
+        (8, 1, 8, None, (64, 1), 8),
+        (8, 1, None, 4, (64, 1), 4),  # 7, 6 and 5 do not divide 64
+        (8, 1, None, 4, (56, 1), 7),
+        (8, 0, None, 4, (64, 1), 8),  # an exception is no lost rank
+        (8, 1, 6, 2, (24, 4), 6),
+        (8, 3, None, 7, None, 7),
+        (8, 0, 7, 1, (64, 2), 4),
+        (2, 2, None, 1, (6, 3), 1),
+        (8, 1, None, 6, (64, 1), 8),  # none from 6 on divides, so with as many as before
+    ],
+)
+def test_how_many_ranks_start_again(count, killed, gpus, min_ranks, batch, expected):
+    """batch: (global, micro); accumulation = global / (micro x ranks) must be whole."""
+    assert next_ranks(count, killed, gpus, min_ranks, batch) == expected
+
+
+def test_orders_that_no_rank_could_follow_are_refused_before_any_starts(tmp_path):
+    target, script = write_config(tmp_path, {"train_batch_size": 4}), write_script(tmp_path, "")
+    with pytest.raises(Problem, match="--min-ranks is 3, but 2 ranks would be started; at most 2"):
+        launch(target, script, [], ranks=2, restarts=Restarts(most=1, min_ranks=3))
+    with pytest.raises(Problem, match="built without MPI"):
+        launch(target, script, [], ranks=2, backend="mpi")
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT])
-def test_no_rank_outlives_its_launcher(tmp_path, death):
-    body = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
+def test_neither_ranks_nor_what_they_started_outlive_the_launcher(tmp_path, death):
+    body = """
+import subprocess
+subprocess.Popen(["sleep", "777"], start_new_session=True)
+print("ready", os.environ["DSPLAN_ORDERS"], flush=True)
+time.sleep(600)
+"""
     process = start_launch(write_config(tmp_path, {}), write_script(tmp_path, body))
     try:
         for _ in range(2):
-            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            ready, _, orders = process.stdout.readline().partition(" ")
+            assert ready == "ready", process.stderr.read()
         ranks = psutil.Process(process.pid).children(recursive=True)
-        assert len(ranks) >= 2
+        assert [rank.name() for rank in ranks].count("sleep") == 2
         process.send_signal(death)
         _, alive = psutil.wait_procs(ranks, timeout=15)
         assert not alive
+        assert not Path(orders.strip()).parents[1].exists()
     finally:
         process.kill()
         process.communicate()
@@ -236,14 +336,14 @@ def test_strict_refuses_a_script_that_feeds_another_batch(launched, tmp_path):
             {
                 "zero_optimization": {"stage": 7, "offload_param": {"device": "cpu"}},
                 "gradient_accumulation_steps": 0,
-                "optimizer": {"type": "Lamb"},
+                "optimizer": {"type": "OneBitAdam"},
                 "scheduler": {"type": "LambdaLR"},
             },
             [
                 "zero_optimization.stage is 7, but must be 0 to 3",
                 "gradient_accumulation_steps is 0, but must be",
                 "zero_optimization.offload_param: ",
-                "optimizer.type: Lamb is not carried out",
+                "optimizer.type: OneBitAdam is not carried out",
                 "scheduler.type: LambdaLR is not carried out",
             ],
         ),

@@ -43,7 +43,7 @@ def test_what_is_switched_off_or_unknown_needs_no_word(config):
         ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "/zero_optimization/offload_param"),
         ({"zero_optimization": {"zero_quantized_weights": True}}, "/zero_optimization/zero_quantized_weights"),
         ({"tensor_parallel": {"autotp_size": 2}}, "/tensor_parallel"),
-        ({"optimizer": {"type": "Lamb"}}, "/optimizer/type"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "/optimizer/type"),
         ({"scheduler": {"type": "LambdaLR"}}, "/scheduler/type"),
         ({"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}, "/bf16/bf16_master_weights_and_grads"),
         ({"compile": {"deepcompile": True}}, "/compile"),
