@@ -44,7 +44,7 @@ def find(folder: Path, tag: str | None) -> Found | None:
     with contextlib.suppress(OSError):
         places.put_back(folder)
     if tag is None:
-        if is_whole_model(folder):
+        if is_whole_model(folder) and not _holds_checkpoints(folder):
             return Found(str(folder), str(folder), native=False)
         tag = _newest(folder)
         if tag is None:
@@ -92,6 +92,13 @@ def _without_latest(folder: Path) -> None:
 
 def _is_any(path: Path) -> bool:
     return not path.name.startswith(".") and ((path / STATE).exists() or (path / NAME).exists() or is_deepspeed(path))
+
+
+def _holds_checkpoints(folder: Path) -> bool:
+    """HF Trainer saves its model beside them, in the same folder."""
+    return (folder / places.LATEST).exists() or any(
+        _is_any(Path(entry.path)) for entry in os.scandir(folder) if entry.is_dir()
+    )
 
 
 def _beginning(path: Path) -> str:
