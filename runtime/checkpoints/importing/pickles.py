@@ -11,6 +11,7 @@ import io
 import pickle
 import pickletools
 import zipfile
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING  # protocol 2 writes Python 2's names
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,9 @@ def _globals_of(path: Path, text: bytes) -> set[str]:
                     f"{path}: its pickle has opcode {opcode.name}, which torch.save never writes; nothing was run"
                 )
             if opcode.name == "GLOBAL":
-                names.add(str(argument).replace(" ", "."))
+                module, _, name = str(argument).partition(" ")
+                module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+                names.add(f"{module}.{name}")
     except (ValueError, UnicodeDecodeError, IndexError, OverflowError) as error:
         raise Problem(f"{path}: its pickle is damaged ({_first_line(error)})") from error
     if stream.tell() != len(text):
