@@ -62,12 +62,14 @@ class Loader:
         num_workers: int,
         sampler: Any,
         pin_memory: bool,
+        rank: int,
+        world_size: int,
     ):
         self.dataset = dataset
         self.batch_size = micro_batch
         self.drop_last = drop_last
         self.sampler = sampler
-        self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
+        self._world_size, self._rank = world_size, rank
         self._generator = torch.Generator()
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
@@ -147,9 +149,10 @@ def build_loader(
     pin_memory: bool = False,
 ) -> Loader:
     """Shuffled and split over the ranks; an iterable data set is read as it comes, by every rank."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     if sampler is None and not isinstance(dataset, IterableDataset):
         size = len(dataset)  # type: ignore[arg-type]
-        sampler = Share(size, dist.get_rank(), dist.get_world_size(), drop_last=drop_last)
+        sampler = Share(size, rank, world_size, drop_last=drop_last)
     return Loader(
         dataset,
         micro_batch,
@@ -158,4 +161,6 @@ def build_loader(
         num_workers=num_workers,
         sampler=sampler,
         pin_memory=pin_memory,
+        rank=rank,
+        world_size=world_size,
     )

@@ -33,13 +33,14 @@ def line_of(error: Exception) -> str:
     if isinstance(error, Problem):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        words = error.strerror or str(error)
+        return f"{error.filename}: {words}" if error.filename else words
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
 
 
 def refuse_together(line: str | None, cause: BaseException | None = None) -> None:
-    """Problem on every rank where one rank has a line to tell. Collective."""
+    """Problem on every rank where one rank has a line to tell, with its number where others had none. Collective."""
     lines = told_by_all(line)
     failed = [(rank, text) for rank, text in enumerate(lines) if text is not None]
     if not failed:
@@ -47,6 +48,13 @@ def refuse_together(line: str | None, cause: BaseException | None = None) -> Non
     rank, text = failed[0]
     alone = len(lines) > 1 and any(other != text for other in lines)
     raise Problem(f"rank {rank}: {text}" if alone else text) from cause
+
+
+def refuse_with_first(line: str | None) -> None:
+    """Problem on every rank where rank 0, which speaks for all, has a line to tell. Collective."""
+    told = told_by_all(line)[0]
+    if told is not None:
+        raise Problem(told)
 
 
 def told_by_all(text: str | None) -> list[str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,9 @@ from dsplan.runtime.checkpoints.comparing import compare, refuse_other_model
 from dsplan.runtime.checkpoints.finding import Found, find, refuse_damaged
 from dsplan.runtime.checkpoints.places import being_read
 from dsplan.runtime.checkpoints.plain import decode
+from dsplan.runtime.checkpoints.positions import bind_to_engine, by_position, refuse_other_shapes
 from dsplan.runtime.checkpoints.random_states import restore_random_states
+from dsplan.runtime.checkpoints.reading import Tensors
 from dsplan.runtime.checkpoints.saving import wait_for_pending
 from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.tensors import (
@@ -33,8 +35,6 @@ from dsplan.runtime.checkpoints.tensors import (
 )
 from dsplan.runtime.groups import note
 from dsplan.schemas.problem import Problem
-from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
@@ -66,11 +66,12 @@ def load(engine: Engine, folder: Path, tag: str | None, wishes: Wishes) -> tuple
             return found.path, {}
         together(lambda: _see(path))
         refuse_damaged(found)
-        state = together(lambda: _read_state(path))
-        together(lambda: _judge(engine, path, state, wishes))
+        state = together(lambda: bind_to_engine(engine, _read_state(path)) if wishes.optimizer else _read_state(path))
+        there = together(lambda: Tensors(path))
+        together(lambda: _judge(engine, path, there, state, wishes))
         if not wishes.module_only:
             together(lambda: _settle_batch(engine, state))
-        together(lambda: _read_tensors(engine, path, state, wishes))
+        together(lambda: _read_tensors(engine, there, state, wishes))
     if not wishes.module_only:
         _restore_rest(engine, state, wishes)
     return found.path, decode(state["client_state"])
@@ -79,13 +80,9 @@ def load(engine: Engine, folder: Path, tag: str | None, wishes: Wishes) -> tuple
 def _found_by_first(folder: Path, tag: str | None) -> Found | None:
     """Rank 0 looks, and all take its word: what they see might differ while another job writes there."""
     found = together(lambda: find(folder, tag) if dist.get_rank() == 0 else None)
-    told = told_by_all(json.dumps(vars_of(found)))[0]
+    told = told_by_all(json.dumps(None if found is None else asdict(found)))[0]
     held = json.loads(told or "null")
     return None if held is None else Found(**held)
-
-
-def vars_of(found: Found | None) -> dict[str, Any] | None:
-    return None if found is None else {"folder": found.folder, "path": found.path, "native": found.native}
 
 
 def _see(path: Path) -> None:
@@ -102,17 +99,17 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _judge(engine: Engine, path: Path, state: Mapping[str, Any], wishes: Wishes) -> None:
+def _judge(engine: Engine, path: Path, there: Tensors, state: Mapping[str, Any], wishes: Wishes) -> None:
     """Problem where the checkpoint is of another model or other groups."""
-    held = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    there = {name: tuple(entry.size) for name, entry in held.items() if name.startswith(MODEL)}
+    held = {name: shape for name, shape in there.shapes.items() if name.startswith(MODEL)}
     here = {name: tuple(tensor.shape) for name, tensor in model_tensors(engine).items()}
     left_out = {f"{MODEL}{name}" for name in state["left_out"]}
     frozen = {f"{MODEL}{name}" for name, parameter in engine.masters().items() if not parameter.requires_grad}
-    found = compare({name: shape for name, shape in here.items() if name not in left_out & frozen}, there)
+    found = compare({name: shape for name, shape in here.items() if name not in left_out & frozen}, held)
     refuse_other_model(str(path), found, strict=wishes.strict)
     if wishes.optimizer and engine.optimizer is not None and state["groups"] is not None:
         refuse_other_groups(engine, state["groups"])
+        refuse_other_shapes(engine, state, there.shapes)
     for text, names in (("keeps its values", found.absent), ("is not used", found.surplus)):
         if names:
             note(f"{path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''} {text}")
@@ -120,22 +117,18 @@ def _judge(engine: Engine, path: Path, state: Mapping[str, Any], wishes: Wishes)
         note(f"{path}: saved without frozen parameters, which keep their values: {len(left_out & frozen)}")
 
 
-def _read_tensors(engine: Engine, path: Path, state: Mapping[str, Any], wishes: Wishes) -> None:
+def _read_tensors(engine: Engine, there: Tensors, state: Mapping[str, Any], wishes: Wishes) -> None:
     """In place, each rank its own parts."""
     engine.drop_gathered()
     tensors = model_tensors(engine)
-    reader = HuggingFaceStorageReader(str(path))
-    held = reader.read_metadata().state_dict_metadata
     if wishes.optimizer and engine.optimizer is not None:
         make_room(engine, state["optimizer"] or {})
         tensors |= optimizer_tensors(engine)
     mine = f"{RANDOM}{dist.get_rank()}"
-    if not wishes.module_only and mine in held:
-        tensors[mine] = torch.zeros(held[mine].size, dtype=torch.uint8)
-    # Without collectives: what a rank reads is its own affair.
-    wanted = {name: tensor for name, tensor in tensors.items() if name in held}
-    state_dict_loader.load(wanted, storage_reader=reader, no_dist=True)
-    if mine in wanted:
+    if not wishes.module_only and mine in there.shapes:
+        tensors[mine] = torch.zeros(there.shapes[mine], dtype=torch.uint8)
+    there.read_into(by_position(tensors, state))
+    if mine in tensors:
         restore_random_states(tensors[mine], engine.device)
 
 
@@ -190,32 +183,17 @@ def some(numbers: list[int]) -> str:
 
 def _load_model_alone(engine: Engine, path: Path, strict: bool) -> None:
     """A consolidated model: names without a prefix, any float dtype, tied parameters under one of their names."""
-    from safetensors import SafetensorError
-
     engine.drop_gathered()
-    reader = HuggingFaceStorageReader(str(path))
-    try:
-        held = reader.read_metadata().state_dict_metadata
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise Problem(f"{path}: a safetensors file there cannot be read ({error})") from error
-    tensors = _under_names_there(engine, set(held))
-    found = compare(
-        {name: _shape_there(tensor, held.get(name)) for name, tensor in tensors.items()},
-        {name: tuple(entry.size) for name, entry in held.items()},
-    )
+    there = Tensors(path)
+    tensors = _under_names_there(engine, set(there.shapes))
+    # Our views of scalars have one dimension; a whole model's have none.
+    here = {name: tensor if there.shapes.get(name) != () else tensor.reshape(()) for name, tensor in tensors.items()}
+    found = compare({name: tuple(tensor.shape) for name, tensor in here.items()}, there.shapes)
     tied = _aliases(engine)
     surplus = tuple(name for name in found.surplus if name not in tied)
-    refuse_other_model(str(path), type(found)(found.absent, surplus, found.shapes), strict=strict)
-    wanted = {name: tensor for name, tensor in tensors.items() if name in held}
-    state_dict_loader.load(wanted, storage_reader=reader, no_dist=True)
+    refuse_other_model(str(path), replace(found, surplus=surplus), strict=strict)
+    there.read_into(here)
     note(f"{path} holds a model alone: optimizer, schedule and counters stay as they are")
-
-
-def _shape_there(tensor: torch.Tensor, entry: Any) -> tuple[int, ...]:
-    """Our views of scalars have one dimension; a whole model's have none."""
-    if entry is not None and tuple(entry.size) == () and tuple(tensor.shape) == (1,):
-        return ()
-    return tuple(tensor.shape)
 
 
 def _under_names_there(engine: Engine, held: set[str]) -> dict[str, torch.Tensor]:

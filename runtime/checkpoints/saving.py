@@ -11,6 +11,7 @@ complete. Loads at any other number of ranks, ZeRO stage and precision, since ma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.checkpoints import places
-from dsplan.runtime.checkpoints.agreeing import attempt, refuse_together, together, told_by_all
+from dsplan.runtime.checkpoints.agreeing import attempt, refuse_with_first, together, told_by_all
 from dsplan.runtime.checkpoints.background import Background
 from dsplan.runtime.checkpoints.manifest import File, complete_tags, write_manifest, write_whole
 from dsplan.runtime.checkpoints.random_states import random_states
@@ -91,7 +92,7 @@ def save(
         return
     part, line = _write(order, pieces, dist.get_rank())
     parts = [(told[0], told[1]) for told in map(json.loads, filter(None, told_by_all(json.dumps([part, line]))))]
-    refuse_together(_complete(order, parts) if dist.get_rank() == 0 else None)
+    refuse_with_first(_complete(order, parts) if dist.get_rank() == 0 else None)
 
 
 def wait_for_pending(engine: Engine) -> None:
@@ -99,7 +100,7 @@ def wait_for_pending(engine: Engine) -> None:
     pending, engine.pending_save = engine.pending_save, None
     if pending is not None:
         failure = pending.wait()
-        refuse_together(failure if dist.get_rank() == 0 else None)
+        refuse_with_first(failure if dist.get_rank() == 0 else None)
 
 
 def _agreed_names(engine: Engine, folder: Path, tag: str) -> tuple[Path, str, str]:
@@ -137,8 +138,9 @@ def _write(order: Order, pieces: list[Piece], rank: int) -> tuple[str, str | Non
     path = places.aside_of(order.folder, order.tag) / file_name(rank)
     done, line, _ = attempt(lambda: write_pieces(path, pieces, order.tag) if pieces else None)
     if done is None:
-        path.unlink(missing_ok=True)
-        return "", line
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return "", line if str(path) in (line or "") else f"{path.name}: {line}"
     return json.dumps({} if done[0] is None else {path.name: asdict(done[0])}), None
 
 
