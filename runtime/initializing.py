@@ -20,6 +20,7 @@ from dsplan.runtime.settling import settle_config
 from dsplan.runtime.sharding.agreement import refuse_unequal_models
 from dsplan.runtime.sharding.precision import precision_of
 from dsplan.runtime.sharding.stages import shard
+from dsplan.schemas.offloading import offloading
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -76,6 +77,7 @@ def initialize(
         zero_stage=ds_config.zero_stage,
         mesh=data_parallel_mesh(device),
         precision=precision_of(ds_config, model),
+        offloading=offloading(ds_config.raw, ds_config.zero_stage),
     )
     renaming.close(sharded.masters(), model)
     built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)

@@ -219,6 +219,12 @@ def optimizer_spec(config: DsConfig) -> OptimizerSpec | None:
 def _offload(take: _Reader, zero: Mapping[str, Any], stage: int) -> Offload:
     def device(key: str) -> str:
         block = zero.get(key)
+        if (
+            block is None
+            and zero.get(key.replace("offload_optimizer", "cpu_offload").replace("offload_param", "cpu_offload_param"))
+            is True
+        ):
+            return "cpu"
         if block is None or block == AUTO:
             return "none"
         if not isinstance(block, Mapping):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dsplan.schemas.offloading import reasons as offload_reasons
 from dsplan.schemas.precision import precision_reasons
 
 Level = Literal["error", "warning"]
@@ -82,11 +83,9 @@ KEYS: dict[str, Support] = {
     "zero_optimization.use_multi_rank_bucket_allreduce": _no_effect(FSDP_OWN, True),
     "zero_optimization.overlap_comm": _no_effect("no effect: FSDP2 always overlaps", True, False),
     "zero_optimization.round_robin_gradients": _no_effect(FSDP_OWN),
-    "zero_optimization.offload_param": _refused(LATER),
-    "zero_optimization.offload_optimizer": _refused(LATER),
-    "zero_optimization.cpu_offload": _refused(LATER),
-    "zero_optimization.cpu_offload_param": _refused(LATER),
-    "zero_optimization.cpu_offload_use_pin_memory": _no_effect("no effect without offload"),
+    "zero_optimization.cpu_offload_use_pin_memory": _no_effect(
+        "no effect: DeepSpeed reads pin_memory of the offload blocks"
+    ),
     "zero_optimization.zenflow": _refused(LATER),
     "zero_optimization.sub_group_size": _no_effect("no effect: the optimizer steps over each shard", 1_000_000_000),
     "zero_optimization.stage3_prefetch_bucket_size": _no_effect(FSDP_OWN, 50_000_000),
@@ -198,7 +197,6 @@ TORCH_SCHEDULERS = (
 )  # fmt: skip
 """Of torch.optim.lr_scheduler, what a JSON can describe and no loss steers."""
 SCHEDULERS = DEEPSPEED_SCHEDULERS + TORCH_SCHEDULERS
-OFFLOADS = ("offload_param", "offload_optimizer")
 NEEDS_ENABLED = (
     "expert_parallel", "amp", "eigenvalue", "progressive_layer_drop", "curriculum_learning",
     "elasticity", "hybrid_engine", "autotuning", "nebula", "zero_optimization.zenflow",
@@ -215,6 +213,7 @@ def reasons(raw_config: Mapping[str, Any]) -> list[tuple[str, Level, str]]:
             found.append((_pointer(path), "error" if support.refused else "warning", support.reason))
     found += _types(raw_config)
     found += precision_reasons(raw_config, _stage(raw_config))
+    found += offload_reasons(raw_config, _stage(raw_config))
     return found
 
 
@@ -246,8 +245,6 @@ def _asks_for_nothing(path: tuple[str, ...], value: Any, support: Support) -> bo
         return True
     if not isinstance(value, Mapping):
         return False
-    if path[-1] in OFFLOADS:
-        return value.get("device", "none") in OFF
     if path == ("tensor_parallel",):
         return value.get("autotp_size", 0) in (0, 1, None, "auto")
     if path == ("compile",):

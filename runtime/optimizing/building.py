@@ -86,9 +86,8 @@ def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
 def _cut(value: Any, new: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor) or not isinstance(new, DTensor) or value.shape != new.shape:
         return value
-    return distribute_tensor(
-        value.to(new.device, torch.float32), new.device_mesh, list(new.placements), src_data_rank=None
-    )
+    cut = distribute_tensor(value.to(torch.float32), new.device_mesh, list(new.placements), src_data_rank=None)
+    return cut.to(new.device)  # which is the host's where the shards are there
 
 
 def build_optimizer(

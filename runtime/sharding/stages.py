@@ -19,10 +19,12 @@ from dsplan.runtime.groups import own_device
 from dsplan.runtime.sharding.agreement import take_from_first_rank
 from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.runtime.sharding.methods import register_methods
+from dsplan.runtime.sharding.offloading import policies
 from dsplan.runtime.sharding.precision import Precision
 from dsplan.runtime.sharding.scalars import Scalars
 from dsplan.runtime.sharding.sparse import SparseGradients, sparse_embeddings
 from dsplan.runtime.sharding.state_dicts import accept_and_give_plain
+from dsplan.schemas.offloading import Offloading
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -100,6 +102,7 @@ def shard(
     zero_stage: int,
     mesh: DeviceMesh,
     precision: Precision,
+    offloading: Offloading,
 ) -> Sharded:
     """Hand the model's parameters to FSDP2, block by block, in place.
 
@@ -114,16 +117,18 @@ def shard(
     units: list[FSDPModule] = []
     done: set[nn.Module] = set()
     policy = _policy(precision)
-    for module in [*_separable_blocks(model), model]:
+    modules = [*_separable_blocks(model), model]
+    for module, place in zip(modules, policies(offloading, modules, device), strict=True):
         whole = _prepare(module, mesh, device, precision, kept, ignored, done)
         if zero_stage == 0:
-            replicate(module, mesh=mesh, mp_policy=policy, ignored_params=ignored)
+            replicate(module, mesh=mesh, mp_policy=policy, offload_policy=place, ignored_params=ignored)
         else:
             fully_shard(
                 module,
                 mesh=mesh,
                 mp_policy=policy,
                 reshard_after_forward=zero_stage == 3 and module is not model,
+                offload_policy=place,
                 ignored_params=ignored,
             )
         for parameter in whole:  # client code may hold the object still, but not its bytes

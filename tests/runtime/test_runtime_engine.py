@@ -201,7 +201,7 @@ def refusals():
         "train_batch_size": 2,
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 3,
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}},
         "optimizer": {"type": "OneBitAdam"},
         "scheduler": {"type": "WarmupDecayLR"},
     }

@@ -191,9 +191,9 @@ def test_a_rank_that_leaves_while_others_wait_is_named(launched, tmp_path):
     code, out, err = launched(write_config(tmp_path, {}), write_script(tmp_path, body))
     assert code == 1
     assert re.search(
-        r"Traceback \(of the script alone\):\n  File .*script.py\", line 9, in <module>\n[^\n]*\nRuntimeError: [^\n]*\n"
+        r"Traceback \(of the script alone\):\n  File .*script.py\", line 11, in <module>\n[^\n]*\nRuntimeError: [^\n]*\n"
         r"dsplan: error: rank 0 ended with exit code 1, after rank 1 had left with code 0; all ranks must make the same "
-        r"steps: rank 1 did not arrive where rank 0 waits \(step 0, before its first step, script.py:9\): "
+        r"steps: rank 1 did not arrive where rank 0 waits \(step 0, before its first step, script.py:11\): "
         r"rank 1 has ended after 0 steps\n$",
         err,
     ), err
@@ -306,6 +306,7 @@ time.sleep(600)
         process.send_signal(death)
         _, alive = psutil.wait_procs(ranks, timeout=15)
         assert not alive
+        process.wait(15)
         assert not Path(orders.strip()).parents[1].exists()
     finally:
         process.kill()
@@ -334,7 +335,7 @@ def test_strict_refuses_a_script_that_feeds_another_batch(launched, tmp_path):
     [
         (
             {
-                "zero_optimization": {"stage": 7, "offload_param": {"device": "cpu"}},
+                "zero_optimization": {"stage": 7, "offload_param": {"device": "nvme"}},
                 "gradient_accumulation_steps": 0,
                 "optimizer": {"type": "OneBitAdam"},
                 "scheduler": {"type": "LambdaLR"},
@@ -342,7 +343,7 @@ def test_strict_refuses_a_script_that_feeds_another_batch(launched, tmp_path):
             [
                 "zero_optimization.stage is 7, but must be 0 to 3",
                 "gradient_accumulation_steps is 0, but must be",
-                "zero_optimization.offload_param: ",
+                "zero_optimization.offload_param.device: ",
                 "optimizer.type: OneBitAdam is not carried out",
                 "scheduler.type: LambdaLR is not carried out",
             ],

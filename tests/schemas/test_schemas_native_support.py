@@ -39,8 +39,18 @@ def test_what_is_switched_off_or_unknown_needs_no_word(config):
 @pytest.mark.parametrize(
     ("config", "pointer"),
     [
-        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "/zero_optimization/offload_optimizer"),
-        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "/zero_optimization/offload_param"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+            "/zero_optimization/offload_optimizer/device",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+            "/zero_optimization/offload_optimizer/ratio",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+            "/zero_optimization/offload_optimizer/super_offload",
+        ),
         ({"zero_optimization": {"zero_quantized_weights": True}}, "/zero_optimization/zero_quantized_weights"),
         ({"tensor_parallel": {"autotp_size": 2}}, "/tensor_parallel"),
         ({"optimizer": {"type": "OneBitAdam"}}, "/optimizer/type"),
