@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,27 +24,45 @@ and attention that writes its scores out (bmm, softmax) are cheap beside their b
 arXiv:2205.05198, section 5)."""
 
 
-def apply_recompute(model: nn.Module, policy: Recompute) -> int:
+def apply_recompute(model: nn.Module, policy: Recompute, *, inputs_on_host: bool = False) -> int:
     """Wrap the forward of each block in place; the number of blocks wrapped. "none" does nothing.
 
     "full" keeps a block's inputs alone, "selective" also the results of KEPT. Non-reentrant checkpointing, so that frozen
-    inputs and keyword arguments work.
+    inputs and keyword arguments work. A block that the model checkpoints itself is not computed a third time.
+    inputs_on_host: kept inputs wait in host memory.
     """
     if policy == "none":
         return 0
     blocks = find_blocks(model)
     options: dict[str, Any] = {"context_fn": selective_contexts} if policy == "selective" else {}
     for _, block in blocks:
-        block.forward = _recomputed(block.forward, options)
+        block.forward = _recomputed(block.forward, options, inputs_on_host)
     return len(blocks)
 
 
-def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _recomputed(forward: Callable[..., Any], options: dict[str, Any], inputs_on_host: bool) -> Callable[..., Any]:
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+        if not torch.compiler.is_compiling() and is_checkpointed_already():
+            return forward(*args, **kwargs)
+        with on_host() if inputs_on_host else contextlib.nullcontext():
+            return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     return wrapped
+
+
+def is_checkpointed_already() -> bool:
+    """Whether what runs now keeps nothing for backward anyway: without gradients, as in a reentrant checkpoint; in backward,
+    where it is computed again; or in a checkpoint of the model's own."""
+    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+        return True
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
+
+
+def on_host() -> contextlib.AbstractContextManager[Any]:
+    """What autograd keeps of the operators called inside waits in host memory; of a checkpoint that is its inputs alone."""
+    return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
 
 def selective_contexts() -> tuple[Any, Any]:

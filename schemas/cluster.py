@@ -197,3 +197,19 @@ def _from_file(path: str) -> Cluster:
         text=path,
         host_memory_bytes=round(host * GB) if host is not None else None,
     )
+
+
+def gpu_of(driver_name: str, total_bytes: int) -> Gpu | None:
+    """The known GPU that "NVIDIA H100 80GB HBM3" with so much memory is; None where none is near."""
+    words = driver_name.upper().replace("NVIDIA", "").replace("-", " ").split()
+    if not words:
+        return None
+    near = [gpu for gpu in gpus().values() if abs(gpu.usable_bytes - total_bytes) < 0.06 * total_bytes]
+    joined = "".join(words)
+    family = [gpu for gpu in near if gpu.name.split("-")[0].upper() in joined]
+    if family:  # the longest name (L40S before L4), and PCIe only where the driver says so
+        return max(family, key=lambda gpu: (len(gpu.name.split("-")[0]), ("PCIe" in gpu.name) == ("PCIE" in joined)))
+    try:
+        return find_gpu(words[0])
+    except Problem:
+        return None

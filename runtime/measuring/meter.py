@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,19 @@ STEPS_TRIED = 8
 
 
 class Meter(Observer):
-    """Observer of an engine. Watches the first steps, then only looks at the clock."""
+    """Observer of an engine. Watches some steps, and of the others only looks at the clock.
 
-    def __init__(self, engine: Engine):
+    steps: which, 1 the first; None for the first two that are carried out. told: what is done with each ledger.
+    """
+
+    def __init__(
+        self, engine: Engine, steps: Sequence[int] | None = None, told: Callable[[Ledger], None] = lambda _: None
+    ):
         self._engine = engine
+        self._steps = steps
+        self._told = told
         self.ledger: Ledger | None = None
+        """Of the last step that was watched."""
         self._watch: StepWatch | None = None
         self._watched = 0
         self._skipped_before = 0
@@ -36,6 +45,8 @@ class Meter(Observer):
         self._reserved_bytes: int | None = None
         self._step_seconds: list[float] = []
         self._last_end: float | None = None
+        self.watched_step: int | None = None
+        """The last that was watched, and so took longer; 1 the first."""
 
     def forward_begins(self, inputs: list[torch.Tensor]) -> None:
         if self._watch is None and self._wanted():
@@ -63,9 +74,11 @@ class Meter(Observer):
             self.ledger = self._watch.ledger("measurement", self._allocated)
             self._allocated = {}
             self._watch = None
+            self.watched_step = self._engine.global_steps
             if self._engine.skipped_steps == self._skipped_before:
                 self._watched += 1
             self._last_end = None
+            self._told(self.ledger)
             return
         now = time.perf_counter()
         if self._last_end is not None:
@@ -84,6 +97,8 @@ class Meter(Observer):
         (folder / f"record_{self._engine.global_rank}.json").write_text(json.dumps(record), "utf-8")
 
     def _wanted(self) -> bool:
+        if self._steps is not None:
+            return self._engine.global_steps + 1 in self._steps
         return self._watched < STEPS_WATCHED and self._engine.global_steps < STEPS_TRIED
 
     def _count_allocator(self, phase: Phase | None) -> None:

@@ -12,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+HOST = "host"
+"""The category of what lives in the host's memory: told by who puts it there, since on a CPU all memory is the host's."""
+
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every storage that is made while the mode is on, by category, until it is freed.
@@ -26,6 +29,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.category = "other"
         self.live: dict[str, int] = {}
         self.total_bytes = 0
+        """Of the device: all categories but HOST."""
+        self.host_peak_bytes = 0
         self.on_growth = on_growth
         self.on_change: Callable[[int, int], None] | None = None
         """Told every change: (key of the storage, bytes). A new name is all its bytes away and back."""
@@ -114,6 +119,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _change(self, key: int, category: str, delta: int) -> None:
         """Every change of live bytes passes here; key tells the storage for as long as it lives."""
         self.live[category] = self.live.get(category, 0) + delta
+        if category == HOST:
+            self.host_peak_bytes = max(self.host_peak_bytes, self.live[HOST])
+            return
         self.total_bytes += delta
         if self.on_change is not None:
             self.on_change(key, delta)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.measuring.observing import Observer
-from dsplan.runtime.measuring.storages import StorageTracker
+from dsplan.runtime.measuring.storages import HOST, StorageTracker
 from dsplan.schemas.ledger import CATEGORIES, Category, Collective, Ledger, Level, MemoryItem, Moment, Phase
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -128,7 +128,8 @@ class StepWatch(Observer):
         self._enter("backward", "activations")
 
     def step_begins(self) -> None:
-        self._enter("step", "temporary")
+        on_host = all(member.offload_to_cpu for group in _groups(self._engine) for member in group.fsdp_params)
+        self._enter("step", HOST if on_host else "temporary")
 
     def step_ends(self) -> None:
         self.stop()
@@ -170,10 +171,11 @@ class StepWatch(Observer):
             level=level,
             moments=tuple(moments),
             resident_bytes=self._resident,
+            host_bytes=self.tracker.host_peak_bytes,
             collectives=collectives,
         )
 
-    def _enter(self, phase: Phase, category: Category) -> None:
+    def _enter(self, phase: Phase, category: str) -> None:
         self._wait_for_backend(*OF_BACKENDS)
         self._phase = phase
         self.tracker.category = category
@@ -223,19 +225,21 @@ class StepWatch(Observer):
 
     def _label_state(self) -> None:
         module, optimizer = self._engine.module, self._engine.optimizer
+        on_host: set[int] = set()  # by id, the parameters whose masters, gradients and states are on the host
         for group in _groups(self._engine):
             for member in group.fsdp_params:
-                self.tracker.relabel(member.sharded_param.detach(), "params")
+                self.tracker.relabel(member.sharded_param.detach(), HOST if member.offload_to_cpu else "params")
+                on_host |= {id(member.sharded_param)} if member.offload_to_cpu else set()
         for parameter in module.parameters():
             self.tracker.add(parameter.detach(), "params")
             if parameter.grad is not None:
-                self.tracker.relabel(parameter.grad, "grads")
+                self.tracker.relabel(parameter.grad, HOST if id(parameter) in on_host else "grads")
         for buffer in module.buffers():
             self.tracker.relabel(buffer, "params")
-        for state in optimizer.state.values() if optimizer is not None else ():
+        for parameter, state in optimizer.state.items() if optimizer is not None else ():
             for value in state.values():
                 if isinstance(value, torch.Tensor):
-                    self.tracker.relabel(value, "optimizer")
+                    self.tracker.relabel(value, HOST if id(parameter) in on_host else "optimizer")
 
     def _follow_fsdp(self) -> None:
         """What FSDP2 makes while it gathers or reduces is named after that, whichever phase it is."""
@@ -296,7 +300,7 @@ class StepWatch(Observer):
     def _name_gradients(self, group: FSDPParamGroup) -> None:
         for member in group.fsdp_params:
             if member.sharded_param.grad is not None:
-                self.tracker.relabel(member.sharded_param.grad, "grads")
+                self.tracker.relabel(member.sharded_param.grad, HOST if member.offload_to_cpu else "grads")
             if member.unsharded_accumulated_grad is not None:
                 self.tracker.relabel(member.unsharded_accumulated_grad, "grads")
 
