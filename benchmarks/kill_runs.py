@@ -28,6 +28,8 @@ import psutil
 
 LIMIT_SECONDS = 300
 """For whatever is waited for; a machine under load takes a minute to start three processes that import torch."""
+STEPS_BETWEEN = 6
+"""At most so many steps between a start and a kill."""
 MARK = "DSPLAN_KILL_RUN"
 """In the environment of a run's processes, so that those left are found, whatever their parents."""
 COMMAND = "from dsplan.planner.cli import main; main()"
@@ -131,6 +133,14 @@ class Run:
                 return None
         return found  # type: ignore[return-value]
 
+    def steps_made(self) -> int:
+        """By rank 0; kept by its checkpoints or not."""
+        try:
+            lines = (self.folder / "losses_0.txt").read_text().splitlines()
+        except OSError:
+            return 0
+        return int(lines[-1].split()[0]) if lines else 0
+
     def processes(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if _is_marked(process, self.mark)]
 
@@ -169,11 +179,13 @@ def kill_once(run: Run, dice: random.Random) -> str | None:
     resumed = {step for _, step in ranks}
     if len(resumed) > 1 or min(resumed) < newest:
         raise Fault(f"ranks resumed from steps {sorted(resumed)}, but checkpoint {newest} was complete")
+    after = min(resumed) + dice.randrange(STEPS_BETWEEN)
+    wait_for("a step", lambda: run.steps_made() >= after or launcher.poll() is not None)
     if dice.random() < 0.5:
         moment, delay = "while saving", dice.uniform(0, 0.02)
         wait_for("a save", lambda: list(run.checkpoints.glob(".partial_*")) or launcher.poll() is not None)
     else:
-        moment, delay = "at any moment", dice.uniform(0, 2)
+        moment, delay = "at any moment", dice.uniform(0, 0.3)
     time.sleep(delay)
     victim = dice.randrange(run.ranks + 1)
     pid = launcher.pid if victim == run.ranks else ranks[victim][0]
@@ -185,7 +197,6 @@ def kill_once(run: Run, dice: random.Random) -> str | None:
         return None
     if done:
         return None
-    run.seen |= {tag for tag in run.seen if (run.checkpoints / tag).exists()}
     if victim == run.ranks:
         launcher.wait()
         wait_for("the end of all processes", lambda: not run.processes(), 30)
@@ -193,7 +204,7 @@ def kill_once(run: Run, dice: random.Random) -> str | None:
         run.launch()
     else:
         run.start += 1
-    return f"{'the launcher' if victim == run.ranks else f'rank {victim}'} {moment}, resumed from {min(resumed)}"
+    return f"{'the launcher' if victim == run.ranks else f'rank {victim}'} {moment}, resumed from step {min(resumed)}"
 
 
 def _done(run: Run) -> bool:
