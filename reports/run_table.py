@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dsplan.schemas.ledger import CATEGORIES, Ledger
-from dsplan.schemas.units import size
+from dsplan.schemas.units import seconds, size
 from tabulate import tabulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def as_text(predicted: Mapping[str, Any] | None, ledgers: Sequence[Ledger | None]) -> str:
+def as_text(
+    predicted: Mapping[str, Any] | None,
+    ledgers: Sequence[Ledger | None],
+    *,
+    steps: Sequence[float | None] = (),
+    devices: Sequence[str | None] = (),
+    predicted_step: float | None = None,
+) -> str:
     """One line per category at the peak of the fullest rank, predicted (a row's memory, if any) beside measured.
 
-    ledgers: by rank; None where a rank left no record.
+    By rank: ledgers, None where a rank left no record; steps, the seconds that one took; devices, by name.
+    predicted_step: seconds, on the cluster that the plan was made for.
     """
     held = {rank: ledger for rank, ledger in enumerate(ledgers) if ledger is not None}
     missing = [f"no record of rank {rank}" for rank in range(len(ledgers)) if rank not in held]
@@ -41,7 +49,18 @@ def as_text(predicted: Mapping[str, Any] | None, ledgers: Sequence[Ledger | None
         f"{collective.kind}: {collective.count} per step, {size(collective.payload_bytes)}"
         for collective in ledger.collectives
     ]
-    return "\n".join([head, table, *traffic, *missing])
+    timed = [step_line(steps, devices, predicted_step)] if devices else []
+    return "\n".join([head, table, *traffic, *timed, *missing])
+
+
+def step_line(steps: Sequence[float | None], devices: Sequence[str | None], predicted_step: float | None) -> str:
+    """ "step: 312 ms on 2 x cpu": the median of the slowest rank."""
+    known = [step for step in steps if step is not None]
+    took = seconds(max(known)) if known else "not timed, too few steps,"
+    names = [device for device in devices if device is not None]
+    where = " and ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    told = f"; predicted {seconds(predicted_step)} on the plan's cluster" if predicted_step is not None else ""
+    return f"step: {took} on {where}{told}"
 
 
 def _cells(before: int | None, after: int) -> tuple[str, str, str]:

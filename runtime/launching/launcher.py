@@ -103,9 +103,19 @@ def launch(
                 print(f"dsplan: no record of rank {record['rank']}", file=sys.stderr)
         _tell(failure, "" if failure.stopped else "error: ")
         return failure.exit_code
-    print(text if as_json else as_text((predicted or {}).get("memory"), ledgers), flush=True)
+    print(text if as_json else _table(predicted or {}, ledgers, records), flush=True)
     print(f"dsplan: the run's record is {path}", file=sys.stderr, flush=True)
     return 0
+
+
+def _table(predicted: dict[str, Any], ledgers: list[Ledger | None], records: list[dict[str, Any]]) -> str:
+    return as_text(
+        predicted.get("memory"),
+        ledgers,
+        steps=[record.get("step_seconds") for record in records],
+        devices=[record.get("device") for record in records],
+        predicted_step=(predicted.get("time") or {}).get("step_seconds"),
+    )
 
 
 def _run(

@@ -88,6 +88,7 @@ class Meter(Observer):
     def write(self, folder: Path) -> None:
         """This rank's record: its ledger, and how long a step took (the median; None for less than two steps unwatched)."""
         record = {
+            "device": torch.cuda.get_device_name() if self._engine.device.type == "cuda" else self._engine.device.type,
             "ledger": self.ledger.to_json() if self.ledger else None,
             "reserved_bytes": self._reserved_bytes,
             "steps": self._engine.global_steps,

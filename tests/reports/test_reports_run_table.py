@@ -36,6 +36,14 @@ def test_without_a_prediction_only_the_measure_is_shown():
     assert "predicted" not in text and "12 MiB" in text
 
 
+def test_the_slowest_ranks_step_and_the_devices_are_told():
+    gpu = "NVIDIA H100 80GB HBM3"
+    text = as_text(None, [ledger(8)] * 3, steps=[0.312, 0.4, None], devices=[gpu, gpu, None], predicted_step=0.25)
+    assert text.splitlines()[-1] == f"step: 400 ms on 2 x {gpu}; predicted 250 ms on the plan's cluster"
+    text = as_text(None, [ledger(8)], steps=[None], devices=["cpu"])
+    assert text.splitlines()[-1] == "step: not timed, too few steps, on 1 x cpu"
+
+
 def test_a_rank_without_a_record_is_named():
     assert as_text(None, [None, ledger(8)]).endswith("no record of rank 0")
     assert as_text(None, [None]) == "nothing was measured: no optimizer step was made\nno record of rank 0"
