@@ -430,7 +430,8 @@ class Engine(Answers, nn.Module):
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
     ) -> bool:
         """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
-        save_whole_model(self, Path(save_dir) / save_filename)
+        self._together("saves or loads")
+        save_whole_model(self, Path(save_dir) / save_filename, exclude_frozen=exclude_frozen_parameters)
         return True
 
     def _zero3_consolidated_16bit_state_dict(

@@ -27,7 +27,9 @@ def settle_config(given: Any, args: Any, *, has_optimizer: bool, has_scheduler: 
 
     Problem on every rank where one has another config than rank 0, or none that can be read.
     """
-    problem, raw, source, changes = None, {}, "config", []
+    problem: str | None = None
+    raw: dict[str, Any] = {}
+    source, changes = "config", list[str]()
     try:
         raw, source, changes = _settle(_given(given, args))
     except Problem as error:

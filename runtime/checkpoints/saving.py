@@ -31,9 +31,8 @@ from dsplan.runtime.checkpoints.state import state_text
 from dsplan.runtime.checkpoints.tensors import RANDOM, optimizer_tensors, written_tensors
 from dsplan.runtime.checkpoints.writing import Piece, file_name, on_host, own_pieces, write_pieces
 from dsplan.runtime.groups import note
-from dsplan.runtime.sharding.state_dicts import own_use
+from dsplan.runtime.sharding.consolidating import consolidated
 from dsplan.schemas.problem import Problem
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
@@ -168,18 +167,11 @@ def _put_in_place(order: Order, parts: list[str]) -> None:
         places.remove_older(order.folder, order.keep_last)
 
 
-def save_whole_model(engine: Engine, path: Path) -> None:
+def save_whole_model(engine: Engine, path: Path, *, exclude_frozen: bool = False) -> None:
     """One file with every parameter and buffer whole, in the compute dtype: safetensors by that suffix, else torch.save."""
-    engine.drop_gathered()
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    with own_use():
-        whole: dict[str, Any] = get_model_state_dict(engine.module, options=options)  # filled on rank 0 alone
-    if dist.get_rank() == 0:
+    low = consolidated(engine.sharded, engine.compute_dtype, exclude_frozen=exclude_frozen)
+    if low is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        low = {
-            name: tensor.to(engine.compute_dtype).contiguous() if tensor.is_floating_point() else tensor
-            for name, tensor in whole.items()
-        }
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.utils._pytree import tree_leaves
 
 
-def register_methods(model: FSDPModule, drop_gathered: Callable[[], None]) -> None:
+def register_methods(model: nn.Module, drop_gathered: Callable[[], None]) -> None:
     """Every public method of the classes that define the model's forward, `encode(x)` say."""
     for name in _own_methods(type(model)):
         plain = getattr(model, name)
@@ -34,7 +34,7 @@ def _own_methods(kind: type) -> list[str]:
 
 
 def _gathering(
-    model: FSDPModule, plain: Callable[..., Any], gathered: Callable[..., Any], drop_gathered: Callable[[], None]
+    model: Any, plain: Callable[..., Any], gathered: Callable[..., Any], drop_gathered: Callable[[], None]
 ) -> Callable[..., Any]:
     """Called from forward, or for its recomputation, it finds the parameters gathered; without tensors it needs none."""
 

@@ -17,6 +17,8 @@ class Whole(torch.Tensor):
     """
 
     __slots__ = ("_local_tensor", "_spec")
+    _local_tensor: torch.Tensor
+    _spec: Any
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
@@ -30,7 +32,7 @@ class Opened:
         self.shards: Any = torch.Tensor._make_subclass(Whole, value, parameter.requires_grad)
         vars(self.shards).update(vars(parameter))
         self.shards._is_param = True  # isinstance(..., nn.Parameter)
-        torch.utils.swap_tensors(parameter, self.shards)
+        torch.utils.swap_tensors(parameter, self.shards)  # type: ignore[no-untyped-call]
         # The objects have changed places: the people's is whole now, and `shards` is the DTensor.
         self.parameter._local_tensor, self.parameter._spec = self.shards._local_tensor, self.shards._spec
 
@@ -38,7 +40,7 @@ class Opened:
     def close(self, modifier_rank: int | None, *, keep: bool) -> None:
         """Shards again; with what the modifier rank has made of the value, where there is one and `keep`."""
         value = self.parameter.data
-        torch.utils.swap_tensors(self.parameter, self.shards)
+        torch.utils.swap_tensors(self.parameter, self.shards)  # type: ignore[no-untyped-call]
         if modifier_rank is None or not keep:
             return
         new = sent_from(value, modifier_rank, self.parameter)

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = "cpu") -> Any:
     """Tensors, also in lists, tuples and dicts, as whole plain copies on the device. Every rank must call it for shards."""
     if isinstance(item, torch.Tensor):
-        whole = item.detach().full_tensor() if isinstance(item, DTensor) else item.detach()
-        return whole.to(device, copy=True)
+        whole = item.full_tensor() if isinstance(item, DTensor) else item
+        return whole.detach().to(device, copy=True)
     if isinstance(item, (list, tuple)):
         return type(item)([clone_tensors_for_torch_save(member, device) for member in item])
     if isinstance(item, dict):
