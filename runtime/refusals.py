@@ -10,7 +10,7 @@ from dsplan.runtime.measuring.asked import wrong_values
 from dsplan.runtime.optimizing.naming import wrong_options
 from dsplan.runtime.optimizing.schedules import wrong_params
 from dsplan.schemas import native_support
-from dsplan.schemas.config import Batch, ConfigError, DsConfig, read_config, resolve_batch
+from dsplan.schemas.config import Batch, ConfigError, DsConfig, fitting_ranks, read_config, resolve_batch
 from dsplan.schemas.known_keys import unknown_keys
 from dsplan.schemas.problem import Problem
 
@@ -76,7 +76,7 @@ def judge_whole(
                 _known(config.train_batch_size), _known(config.micro_batch), _known(config.accumulation), dp
             )
         except ValueError as error:
-            verdict.refusals.append(str(error))
+            verdict.refusals.append(f"{error}{_rank_counts(config, dp)}")
         # DeepSpeed lets stage 3 alone go without, for inference.
         if config.zero_stage in (1, 2) and not has_optimizer and config.optimizer is None:
             verdict.refusals.append(
@@ -86,6 +86,16 @@ def judge_whole(
     verdict.accepted()
     assert batch is not None
     return verdict, batch
+
+
+def _rank_counts(config: DsConfig, dp: int) -> str:
+    """For a run that goes on with more or fewer ranks: on how many the file's batches can stay as they are."""
+    total, micro_batch = _known(config.train_batch_size), _known(config.micro_batch)
+    if not total or not micro_batch:
+        return ""
+    if total % (micro_batch * dp) == 0:
+        return "; leave out gradient_accumulation_steps, which then follows from the number of ranks"
+    return f"; train_batch_size {total} goes with micro_batch {micro_batch} on {fitting_ranks(total, micro_batch)}"
 
 
 def _known(size: int | str | None) -> int | None:

@@ -196,6 +196,16 @@ def resolve_batch(global_batch: int | None, micro_batch: int | None, accumulatio
     return Batch(global_batch, micro_batch, accumulation)
 
 
+def fitting_ranks(global_batch: int, micro_batch: int) -> str:
+    """The numbers of ranks on which some accumulation gives the global batch, as words: 1, 2 or 4 ranks."""
+    words = [str(n) for n in range(1, global_batch // micro_batch + 1) if global_batch % (micro_batch * n) == 0]
+    if len(words) > 8:
+        words = [*words[:6], "...", words[-1]]
+    return (
+        f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words) or "no number of"
+    ) + " ranks"
+
+
 def optimizer_spec(config: DsConfig) -> OptimizerSpec | None:
     """The optimizer that the JSON names, as far as memory knows it; None where it names none or an unknown one."""
     if config.optimizer is None:

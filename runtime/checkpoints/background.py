@@ -58,31 +58,25 @@ class Background:
             return
         parts = [(part, line)]
         for rank in range(1, self._world_size):
-            told = self._told_by(rank)
-            parts.append((told[0], told[1]))
+            parts.append(self._told_by(rank))
         self.failure = self._complete(parts)
         if self.failure is not None:
-            print_failure(self.failure)
+            note(self.failure)  # the next call that can raise it may be far, or never come
 
-    def _told_by(self, rank: int) -> list[str | None]:
+    def _told_by(self, rank: int) -> tuple[str, str | None]:
         key = f"{self._key}/{rank}"
         until = time.monotonic() + default_pg_timeout.total_seconds()
         while True:
             try:
                 if self._store.check([key]):
-                    told: list[str | None] = json.loads(self._store.get(key))
+                    part, line = json.loads(self._store.get(key))
                     self._store.delete_key(key)
-                    return told
+                    return part, line
             except dist.DistError as error:
-                return ["", f"rank {rank} cannot be asked any more ({str(error).partition(chr(10))[0]})"]
+                return "", f"rank {rank} cannot be asked any more ({str(error).partition(chr(10))[0]})"
             if time.monotonic() > until:
-                return ["", f"rank {rank} did not write its part within {default_pg_timeout.total_seconds():g} s"]
+                return "", f"rank {rank} did not write its part within {default_pg_timeout.total_seconds():g} s"
             time.sleep(_POLL_SECONDS)
-
-
-def print_failure(line: str) -> None:
-    """At once, since the next call that can raise it may be far, or never come."""
-    note(line)
 
 
 def wait_for_all() -> None:

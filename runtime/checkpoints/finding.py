@@ -72,7 +72,8 @@ def _newest(folder: Path) -> str | None:
     try:
         tag = latest.read_bytes().decode("utf-8", "replace").strip()
     except FileNotFoundError:
-        return _without_latest(folder)
+        _refuse_lost_latest(folder)
+        return None
     except OSError as error:
         raise Problem(f"{latest}: {error.strerror}{offer(folder, None)}") from error
     if not places.is_tag(tag):
@@ -82,7 +83,7 @@ def _newest(folder: Path) -> str | None:
     return tag
 
 
-def _without_latest(folder: Path) -> None:
+def _refuse_lost_latest(folder: Path) -> None:
     held = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and _is_any(Path(entry.path)))
     if any('"latest": true' in _beginning(folder / tag / STATE) or is_deepspeed(folder / tag) for tag in held):
         raise Problem(f"{folder / places.LATEST}: is absent, but there are checkpoints{offer(folder, None)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from dsplan.runtime.checkpoints.agreeing import together, told_by_all
+from dsplan.runtime.checkpoints.agreeing import attempt, refuse_with_first, together, told_by_all
 from dsplan.runtime.checkpoints.comparing import compare, refuse_other_model
 from dsplan.runtime.checkpoints.finding import Found, find, refuse_damaged
 from dsplan.runtime.checkpoints.places import being_read
@@ -34,6 +34,7 @@ from dsplan.runtime.checkpoints.tensors import (
     restore_groups,
 )
 from dsplan.runtime.groups import note
+from dsplan.schemas.config import fitting_ranks
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:
@@ -79,9 +80,10 @@ def load(engine: Engine, folder: Path, tag: str | None, wishes: Wishes) -> tuple
 
 def _found_by_first(folder: Path, tag: str | None) -> Found | None:
     """Rank 0 looks, and all take its word: what they see might differ while another job writes there."""
-    found = together(lambda: find(folder, tag) if dist.get_rank() == 0 else None)
-    told = told_by_all(json.dumps(None if found is None else asdict(found)))[0]
-    held = json.loads(told or "null")
+    looked, line, _ = attempt(lambda: find(folder, tag) if dist.get_rank() == 0 else None)
+    refuse_with_first(line)
+    found = looked[0] if looked is not None else None
+    held = json.loads(told_by_all(json.dumps(None if found is None else asdict(found)))[0] or "null")
     return None if held is None else Found(**held)
 
 
@@ -101,20 +103,22 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _judge(engine: Engine, path: Path, there: Tensors, state: Mapping[str, Any], wishes: Wishes) -> None:
     """Problem where the checkpoint is of another model or other groups."""
-    held = {name: shape for name, shape in there.shapes.items() if name.startswith(MODEL)}
-    here = {name: tuple(tensor.shape) for name, tensor in model_tensors(engine).items()}
-    left_out = {f"{MODEL}{name}" for name in state["left_out"]}
-    frozen = {f"{MODEL}{name}" for name, parameter in engine.masters().items() if not parameter.requires_grad}
-    found = compare({name: shape for name, shape in here.items() if name not in left_out & frozen}, held)
+    held = {name.removeprefix(MODEL): shape for name, shape in there.shapes.items() if name.startswith(MODEL)}
+    here = {name.removeprefix(MODEL): tuple(tensor.shape) for name, tensor in model_tensors(engine).items()}
+    frozen = {name for name, parameter in engine.masters().items() if not parameter.requires_grad}
+    left_out = frozen & set(state["left_out"])
+    found = compare({name: shape for name, shape in here.items() if name not in left_out}, held)
     refuse_other_model(str(path), found, strict=wishes.strict)
     if wishes.optimizer and engine.optimizer is not None and state["groups"] is not None:
         refuse_other_groups(engine, state["groups"])
         refuse_other_shapes(engine, state, there.shapes)
-    for text, names in (("keeps its values", found.absent), ("is not used", found.surplus)):
+    for what, names in (
+        ("absent there, so left as here", found.absent),
+        ("not in this model, so not used", found.surplus),
+        ("frozen and saved without, so left as here", tuple(sorted(left_out))),
+    ):
         if names:
-            note(f"{path}: {', '.join(names[:5])}{' and more' if len(names) > 5 else ''} {text}")
-    if left_out & frozen:
-        note(f"{path}: saved without frozen parameters, which keep their values: {len(left_out & frozen)}")
+            note(f"{path}: {what}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}")
 
 
 def _read_tensors(engine: Engine, there: Tensors, state: Mapping[str, Any], wishes: Wishes) -> None:
@@ -157,11 +161,10 @@ def _settle_batch(engine: Engine, state: Mapping[str, Any]) -> None:
     of_its_own = isinstance(engine.config.get("train_batch_size"), int) or micro_batch != state["micro_batch"]
     if engine.world_size != state["world_size"] and engine.train_batch_size() != saved and not of_its_own:
         if saved % (micro_batch * engine.world_size):
-            fitting = [n for n in range(1, saved // micro_batch + 1) if saved % (micro_batch * n) == 0]
             raise Problem(
                 f"the checkpoint was trained with train_batch_size {saved}, which {engine.world_size} ranks of micro-batch "
-                f"{micro_batch} do not divide; start {some(fitting)} ranks, choose another micro-batch, or name another "
-                "train_batch_size in the config"
+                f"{micro_batch} do not divide; start {fitting_ranks(saved, micro_batch)}, choose another micro-batch, or name "
+                "another train_batch_size in the config"
             )
         engine.set_train_batch_size(saved)
         note(
@@ -171,14 +174,6 @@ def _settle_batch(engine: Engine, state: Mapping[str, Any]) -> None:
     for name, here in (("train_batch_size", engine.train_batch_size()), ("micro_batch", micro_batch)):
         if here != state[name]:
             note(f"{name} is {here}, and was {state[name]} when the checkpoint was saved")
-
-
-def some(numbers: list[int]) -> str:
-    """1, 2 or 4; of many the first and the last."""
-    words = [str(number) for number in numbers]
-    if len(words) > 8:
-        words = [*words[:6], "...", words[-1]]
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words) or "no"
 
 
 def _load_model_alone(engine: Engine, path: Path, strict: bool) -> None:

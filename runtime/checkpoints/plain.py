@@ -18,9 +18,11 @@ def encode(value: Any, where: str, *, tensors: bool = False) -> Any:
 
     tensors: those of few numbers are told too, as lists (a learning rate that is a tensor, a step).
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        kind = next(kind for kind in (type(None), bool, int, float, str) if isinstance(value, kind))
-        return value if type(value) is kind else kind(value)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    for kind in (int, float, str):  # numpy's float64, a member of an enumeration of words
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, list):
         return [encode(member, f"{where}[{index}]", tensors=tensors) for index, member in enumerate(value)]
     if isinstance(value, tuple):

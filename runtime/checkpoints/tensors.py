@@ -135,16 +135,15 @@ def plain_groups(engine: Engine) -> list[dict[str, Any]] | None:
 def refuse_other_groups(engine: Engine, saved: list[dict[str, Any]]) -> None:
     """The groups themselves are the script's, and must be the same."""
     mine = [group["params"] for group in plain_groups(engine) or []]
-    for index in range(max(len(mine), len(saved))):
-        here = set(mine[index]) if index < len(mine) else None
-        there = set(saved[index]["params"]) if index < len(saved) else None
-        if here is None or there is None:
-            raise Problem(
-                f"the optimizer has {len(mine)} groups of parameters, but the checkpoint {len(saved)}; build it as when it was "
-                "saved, or load with load_optimizer_states=False"
-            )
-        if here != there:
-            name = min(here ^ there)
+    if len(mine) != len(saved):
+        raise Problem(
+            f"the optimizer's groups of parameters: {len(mine)} here, {len(saved)} in the checkpoint; build them as when it was "
+            "saved, or load with load_optimizer_states=False"
+        )
+    for index, (here, group) in enumerate(zip(mine, saved, strict=True)):
+        differing = set(here) ^ set(group["params"])
+        if differing:
+            name = min(differing)
             raise Problem(
                 f"the optimizer's group {index} holds other parameters than in the checkpoint: {name} is "
                 f"{'only here' if name in here else 'only there'}; build the groups as when it was saved, or load with "

@@ -95,6 +95,9 @@ def _finish(orders: Orders, script: str) -> None:
             f"{script} ended without calling deepspeed.initialize or dsplan.runtime.initialize, so nothing was trained "
             f"under {orders.source}"
         )
+    background: Any = sys.modules.get("dsplan.runtime.checkpoints.background")
+    if background is not None:
+        background.wait_for_all()
     _write_record(orders)
     import torch.distributed as dist
 
