@@ -343,7 +343,7 @@ class Engine(Answers, nn.Module):
 
     # --- what tunes and measures ---
 
-    def compile(  # type: ignore[override]
+    def compile(
         self,
         backend: Any = "inductor",
         compile_kwargs: Mapping[str, Any] | None = None,

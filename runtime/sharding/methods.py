@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.utils._pytree import tree_leaves
 
 
-def register_methods(model: nn.Module, drop_gathered: Callable[[], None]) -> None:
+def register_methods(model: Any, drop_gathered: Callable[[], None]) -> None:
     """Every public method of the classes that define the model's forward, `encode(x)` say."""
     for name in _own_methods(type(model)):
         plain = getattr(model, name)

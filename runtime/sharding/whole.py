@@ -19,7 +19,7 @@ class Whole(torch.Tensor):
     __slots__ = ("_local_tensor", "_spec")
     _local_tensor: torch.Tensor
     _spec: Any
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 class Opened:
@@ -27,7 +27,8 @@ class Opened:
 
     def __init__(self, parameter: torch.nn.Parameter):
         assert isinstance(parameter, DTensor)
-        value = parameter.detach().full_tensor().clone()
+        held: Any = parameter.detach()
+        value = held.full_tensor().clone()
         self.parameter: Any = parameter
         self.shards: Any = torch.Tensor._make_subclass(Whole, value, parameter.requires_grad)
         vars(self.shards).update(vars(parameter))
