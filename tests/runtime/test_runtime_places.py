@@ -1,0 +1,87 @@
+"""What a save leaves aside when it is killed at any of its steps, and what the next one makes of it."""
+
+import pytest
+from dsplan.runtime.checkpoints import places
+from dsplan.runtime.checkpoints.finding import find
+from dsplan.runtime.checkpoints.manifest import complete_tags, write_manifest, write_whole
+from dsplan.schemas.problem import Problem
+
+
+class Killed(BaseException):
+    pass
+
+
+def fill(folder, tag, text):
+    write_manifest(
+        folder, tag, {"state.json": write_whole(folder / "state.json", f'{{"latest": true, "held": "{text}"}}')}
+    )
+
+
+def save(folder, tag, text="one"):
+    aside = places.begin(folder, tag)
+    fill(aside, tag, text)
+    places.put_in_place(folder, tag, save_latest=True)
+
+
+def killed_at(monkeypatch, count):
+    """Every function by which put_in_place changes the folder; the count-th call is the last."""
+    left = [count]
+
+    def counted(call):
+        def wrapper(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return call(*args, **kwargs)
+
+        return wrapper
+
+    monkeypatch.setattr(places.Path, "rename", counted(places.Path.rename))
+    monkeypatch.setattr(places.os, "replace", counted(places.os.replace))
+    monkeypatch.setattr(places.shutil, "rmtree", counted(places.shutil.rmtree))
+    monkeypatch.setattr(places, "write_whole", counted(places.write_whole))
+    monkeypatch.setattr(places, "sync_folder", counted(places.sync_folder))
+
+
+@pytest.mark.parametrize("again", ["step2", "step1"])
+def test_whenever_a_save_is_killed_what_was_complete_is_loaded_and_the_next_save_cleans_up(
+    tmp_path, monkeypatch, again
+):
+    """again: the tag of the save that is killed, a new one or that of the checkpoint which is there."""
+    outcomes = set()
+    for count in range(20):
+        folder = tmp_path / str(count)
+        save(folder, "step1")
+        finished = True
+        with monkeypatch.context() as patched:
+            killed_at(patched, count)
+            try:
+                save(folder, again, "two")
+            except Killed:
+                finished = False
+        found = find(folder, None)
+        text = (folder / found.path / "state.json").read_text()
+        outcomes.add(text)
+        assert "two" in text or not finished
+        save(folder, "step3")
+        assert find(folder, None).path == str(folder / "step3")
+        assert {path.name for path in folder.iterdir()} - {"step1", "step2"} == {"step3", "latest"}
+        assert "step1" in complete_tags(folder)
+        if finished:
+            break
+    assert finished and len(outcomes) == 2
+
+
+def test_latest_that_names_nothing_is_refused(tmp_path):
+    save(tmp_path, "step1")
+    for text in ("", "step2", "../step1", ".partial_x", "\x00"):
+        (tmp_path / "latest").write_text(text)
+        with pytest.raises(Problem, match=rf"latest: .*{tmp_path}.*load_checkpoint\(.*tag=\"step1\"\)"):
+            find(tmp_path, None)
+
+
+def test_without_any_checkpoint_nothing_is_found(tmp_path):
+    assert find(tmp_path, None) is None
+    assert find(tmp_path / "nowhere", None) is None
+    places.begin(tmp_path, "step1")  # killed in the first save
+    assert find(tmp_path, None) is None
