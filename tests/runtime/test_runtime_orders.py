@@ -1,6 +1,6 @@
 """What a launch lays over the script's config."""
 
-from dsplan.runtime.launching.orders import lay_over
+from dsplan.runtime.launching.orders import lay_over, with_kept_batch
 
 
 def test_ordered_keys_win_and_others_stay():
@@ -40,3 +40,12 @@ def test_an_optimizer_of_another_type_leaves_no_params_behind():
 def test_auto_orders_nothing():
     assert lay_over({"gradient_clipping": 0.5}, {"gradient_clipping": "auto"}) == ({"gradient_clipping": 0.5}, [])
     assert lay_over({}, {"gradient_clipping": "auto"}) == ({"gradient_clipping": "auto"}, [])
+
+
+def test_a_kept_batch_leaves_accumulation_to_the_number_of_ranks():
+    given = {"train_batch_size": 8, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5}
+    assert with_kept_batch(given, (8, 2)) == {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 0.5,
+    }
