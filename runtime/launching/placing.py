@@ -98,7 +98,7 @@ def _of_torchrun(environment: Mapping[str, str], scheduler: Names | None, port: 
     local = names.local_rank + (scheduler.local_rank if scheduler is not None else ())
     local_rank = _number(environment, names, local) if any(name in environment for name in local) else rank
     if "MASTER_ADDR" not in environment and world_size > 1:
-        raise _missing(names, "MASTER_ADDR", environment, ": the machine of rank 0")
+        raise _missing(names, "MASTER_ADDR", environment, " (the machine of rank 0)")
     return Place(
         rank=_below(rank, world_size, "RANK"),
         local_rank=local_rank,
@@ -156,8 +156,8 @@ def _address(environment: Mapping[str, str], names: Names, world_size: int) -> s
     if world_size == 1 or here == str(world_size):
         return "127.0.0.1"
     if names is SLURM:
-        raise _missing(names, "SLURM_JOB_NODELIST", environment, "; or export MASTER_ADDR, the machine of rank 0")
-    raise _missing(names, "MASTER_ADDR", environment, ": the machine of rank 0 (mpirun -x MASTER_ADDR=HOST)")
+        raise _missing(names, "SLURM_JOB_NODELIST", environment, " (or MASTER_ADDR, the machine of rank 0)")
+    raise _missing(names, "MASTER_ADDR", environment, " to the machine of rank 0 (mpirun -x MASTER_ADDR=HOST)")
 
 
 def first_host(nodes: str) -> str:
