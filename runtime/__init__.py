@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
     from dsplan.runtime.groups import init_distributed
     from dsplan.runtime.initializing import add_config_arguments, initialize
+    from dsplan.runtime.measuring.comms_log import log_summary
 
-__all__ = ["Engine", "add_config_arguments", "checkpointing", "init_distributed", "initialize", "zero"]
+__all__ = ["Engine", "add_config_arguments", "checkpointing", "init_distributed", "initialize", "log_summary", "zero"]
 
 _HOMES = {
     "Engine": "dsplan.runtime.engine",
     "add_config_arguments": "dsplan.runtime.initializing",
     "init_distributed": "dsplan.runtime.groups",
     "initialize": "dsplan.runtime.initializing",
+    "log_summary": "dsplan.runtime.measuring.comms_log",
 }
 
 

@@ -145,6 +145,7 @@ KEYS: dict[str, Support] = {
     "activation_checkpointing.contiguous_memory_optimization": _no_effect(
         "no effect: each checkpoint keeps its inputs as they are"
     ),
+    "flops_profiler.recompute_fwd_factor": _no_effect("no effect: what is computed again is counted, not guessed"),
     "activation_checkpointing.number_checkpoints": _no_effect("no effect: only contiguous checkpoints read it"),
     "tensor_parallel": _refused("tensor parallelism " + LATER),
     "expert_parallel": _refused("expert parallelism " + LATER),

@@ -17,7 +17,6 @@ ASKING: dict[str, Any] = {
     "/tensor_parallel": {"autotp_size": 2},
     "/compile": {"deepcompile": True},
     "/data_efficiency": {"data_sampling": {"dynamic_batching": {"enabled": True, "max_tokens": 9}}},
-    "/activation_checkpointing": {"cpu_checkpointing": True},
 }
 """Blocks that ask for nothing unless this stands in them."""
 
@@ -46,8 +45,19 @@ CARRIED_OUT = {
     "/scheduler/params/cos_min_ratio", "/scheduler/params/last_batch_iteration",
     # how FSDP2 goes about it whatever is asked
     "/zero_optimization/overlap_comm", "/bf16/immediate_grad_update", "/bfloat16/immediate_grad_update",
+    # runtime/measuring/attaching.py
+    "/steps_per_print", "/dump_state", "/wall_clock_breakdown", "/memory_breakdown",
+    *(f"/flops_profiler/{name}" for name in ("enabled", "profile_step", "module_depth", "top_modules", "detailed", "output_file")),
+    *(f"/comms_logger/{name}" for name in ("enabled", "prof_all", "prof_ops", "verbose", "debug")),
+    *(f"/{block}/{name}" for block in ("tensorboard", "csv_monitor") for name in ("enabled", "output_path", "job_name")),
+    *(f"/wandb/{name}" for name in ("enabled", "group", "team", "project")),
+    *(f"/comet/{name}" for name in ("enabled", "samples_log_interval", "project", "workspace", "api_key", "experiment_name")),
+    *(f"/comet/{name}" for name in ("experiment_key", "online", "mode")),
+    # runtime/checkpointing.py
+    *(f"/activation_checkpointing/{name}" for name in ("cpu_checkpointing", "synchronize_checkpoint_boundary", "profile")),
     # our own
-    "/dsplan/ignore", "/dsplan/recompute", "/$schema",
+    "/dsplan/ignore", "/dsplan/recompute", "/$schema", "/dsplan/meter_steps",
+    *(f"/dsplan/compile/{name}" for name in ("backend", "mode", "fullgraph", "dynamic", "options")),
 }  # fmt: skip
 
 

@@ -44,14 +44,16 @@ def rank0_ledger(*args):
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "all_gathers", "reduce_scatters", "all_reduces"),
-    [(0, 0, 0, 4), (1, 4, 4, 0), (2, 4, 16, 0), (3, 25, 16, 0)],
-)
-def test_collectives_of_four_micro_batches_follow_the_placement_table(
-    zero_stage, all_gathers, reduce_scatters, all_reduces
-):
-    """3 blocks and the root. Stage 3 gathers each block in both directions of each micro-batch, the root once."""
-    kinds = {collective.kind: collective.count for collective in rank0_ledger(zero_stage, 4).collectives}
+    ("accumulation", "zero_stage", "all_gathers", "reduce_scatters", "all_reduces"),
+    [
+        (1, 0, 0, 0, 4), (1, 1, 4, 4, 0), (1, 2, 4, 4, 0), (1, 3, 7, 4, 0),
+        (4, 0, 0, 0, 4), (4, 1, 4, 4, 0), (4, 2, 4, 16, 0), (4, 3, 25, 16, 0),
+    ],
+)  # fmt: skip
+def test_collectives_follow_the_placement_table(accumulation, zero_stage, all_gathers, reduce_scatters, all_reduces):
+    """3 blocks and the root. Stage 3 gathers each block in both directions of each micro-batch, the root once; gradients
+    leave their rank once a step at stages 0 and 1, in each micro-batch at 2 and 3."""
+    kinds = {collective.kind: collective.count for collective in rank0_ledger(zero_stage, accumulation).collectives}
     assert kinds.pop("scalar_all_reduce", 0) == (zero_stage > 0)  # the gradient norm
     expected = {"all_gather": all_gathers, "reduce_scatter": reduce_scatters, "all_reduce": all_reduces}
     assert kinds == {kind: count for kind, count in expected.items() if count}
@@ -67,7 +69,8 @@ def test_payloads_are_those_of_the_zero_paper():
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "params", "states"), [(0, PARAMS, PARAMS), (1, SHARD, SHARD), (3, SHARD, SHARD)]
+    ("zero_stage", "params", "states"),
+    [(0, PARAMS, PARAMS), (1, SHARD, SHARD), (2, SHARD, SHARD), (3, SHARD, SHARD)],
 )
 def test_states_are_counted_to_the_byte(zero_stage, params, states):
     """fp32 masters, two Adam states in fp32 and one step count per parameter; nothing else stays between steps."""
