@@ -1,4 +1,4 @@
-"""DeepSpeed's Adagrad class."""
+"""DeepSpeed's Adagrad, by torch's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ import torch
 
 
 class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
-    """torch's; where the states live is the engine's affair."""
+    """Where the states live is the engine's affair."""
 
-    def __init__(
-        self,
-        model_params: Any,
-        lr: float = 1e-2,
-        eps: float = 1e-10,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        fp32_optimizer_states: bool = True,
-    ):
+    def __init__(self, model_params: Any, lr: float = 1e-2, eps: float = 1e-10, weight_decay: float = 0.0, **_: Any):
         super().__init__(model_params, lr=lr, eps=eps, weight_decay=weight_decay)
