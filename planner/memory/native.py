@@ -63,6 +63,8 @@ class _Rank:
         layout = plan.layout
         self.trace, self.plan, self.timeline = trace, plan, timeline
         self.optimizer = on_shards(plan.optimizer)
+        # Of what goes to the host in part no byte is taken off the device: which units go depends on their sizes.
+        self.offloads = plan.offload != "none" and plan.knobs.offload_ratio == 1
         self.degree = 1 if plan.zero_stage == 0 else layout.dp_shard * layout.sp
         self.part = part_of(layout.pp, timeline.pp_stage if timeline else 0)
         self.sizes: Shards = shards(trace, layout.tp, self.degree, self.part)
@@ -75,7 +77,7 @@ class _Rank:
             sp=layout.sp,
             accumulation=min(plan.accumulation, 3),
             replicated=layout.dp_replicate > 1 or plan.zero_stage == 0,
-            offloads_gradients=plan.offload == "param",
+            offloads_gradients=self.offloads,
         )
         self.held = self._held()
 
@@ -122,10 +124,13 @@ class _Rank:
     # What is there all the time
 
     def states(self) -> list[Layer]:
-        """Masters, buffers and optimizer state, as far as they are on the device."""
-        optimizer, offload = self.optimizer, self.plan.offload
+        """Masters, buffers and optimizer state, as far as they are on the device.
+
+        Whichever of optimizer and parameters is offloaded, both are: FSDP2 keeps one copy of each shard.
+        """
+        optimizer = self.optimizer
         layers = [Layer("params", self.trace.buffer_bytes, "buffers of the model")]
-        if offload != "param":
+        if not self.offloads:
             held = self.held
             masters, stored = held.master_bytes - held.stored_bytes, held.stored_bytes
             layers.append(Layer("params", masters, f"fp32 master: 4 B x {self.per_shard(held.whole - held.stored)}"))
@@ -133,16 +138,17 @@ class _Rank:
             layers.append(
                 Layer("params", stored, f"no master, as stored: {each:.3g} B x {self.per_shard(held.stored)}")
             )
-        if offload == "none":
+        if not self.offloads:
             why = state_formula(optimizer, self.per_shard(self.held.trainable))
             layers.append(Layer("optimizer", self.held.state_bytes, why))
         return layers
 
     def host_bytes(self) -> int:
-        """Offloaded masters, state and gradients, in pinned memory."""
+        """Offloaded masters, state and gradients, in pinned memory, and what the step over them makes."""
         if self.plan.offload == "none":
             return 0
-        return self.held.master_bytes + self.held.state_bytes + FP32 * self.held.trainable_shard
+        held = self.held
+        return held.master_bytes + held.state_bytes + FP32 * (held.trainable_shard + held.temporaries)
 
     def per_shard(self, numel: int) -> str:
         return f"{count(numel)} params" + (f" / dp {self.degree}" if self.degree > 1 else "")
@@ -176,7 +182,7 @@ class _Rank:
         optimizer = self.optimizer
         left = self.timeline.left_bytes if self.timeline is not None else 0
         layers = [Layer("activations", left, "inputs and what the loop still holds")]
-        if self.plan.offload == "none":
+        if not self.offloads:
             grads = FP32 * self.held.trainable_shard
             layers.append(Layer("grads", grads, f"fp32: 4 B x {self.per_shard(self.held.trainable)}"))
             made = FP32 * self.held.temporaries

@@ -258,12 +258,7 @@ class _Passes:
         if reduces:
             reduced = np.full_like(unit, self.trainable_shard) if not waits and not pass_.first else self.done_shards
             why = f"fp32: 4 B x params reduced so far, of {count(self.trainable)}{self._per_shard()}"
-            if self.way.offloads_gradients:
-                leaving = FP32 * sizes.trainable_shard[np.where(backward & ((unit > 0) | self.ends), unit, -1)]
-                layers.append(
-                    Layer("grads", timeline.rows(0, 0, leaving), "fp32 shards of one unit on their way to the host")
-                )
-            else:
+            if not self.way.offloads_gradients:  # what leaves for the host is the reduction's output, counted below
                 layers.append(Layer("grads", FP32 * reduced[timeline.segment], why))
             # reducing: the full gradients beside the new flat input; then that beside its output, the output in fp32, and
             # the last gradient, which the loop variable of foreach_reduce still holds

@@ -12,7 +12,7 @@ def ask(requests: AskingRank) -> None:
     plan, width = requests.plan, requests.width
     shards = [requests.shard(index) for index in requests.held]
     trained = [requests.shard(index) for index in requests.trained]
-    if plan.offload != "param":
+    if plan.offload == "none":
         for size in shards:
             requests.make(FP32 * size)
     mixed = width < FP32

@@ -27,6 +27,7 @@ from dsplan.runtime.engine import Engine
 from dsplan.runtime.initializing import initialize
 from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.measuring.watching import StepWatch
+from dsplan.runtime.optimizing.naming import OWN
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.optimizer import on_shards
 from dsplan.schemas.plan import Plan
@@ -61,9 +62,12 @@ def rehearsal(subject: Subject, plan: Plan) -> Rehearsal:
         batch = stand_in(sample(subject, plan.micro_batch, plan.seq_len), stand)
         inputs = inputs_of(batch)
         with user_code(subject.file, "the model raised"), mode, NormalValues(OF_ENGINES), Kernels():
-            engine, *_ = initialize(
-                model=model, optimizer=torch_optimizer(on_shards(plan.optimizer)), config=config_of(plan, accumulation)
-            )
+            config, spec = config_of(plan, accumulation), on_shards(plan.optimizer)
+            if spec.name in OWN and spec.state_dtype == "fp32":
+                config["optimizer"] = {"type": spec.name, "params": {"lr": 1e-3}}
+                engine, *_ = initialize(model=model, config=config)
+            else:
+                engine, *_ = initialize(model=model, optimizer=torch_optimizer(spec), config=config)
             observer = SecondStep(engine)
             engine.observers.append(observer)
             for _ in range(2 * accumulation):
@@ -87,8 +91,6 @@ def _refuse(subject: Subject, plan: Plan) -> None:
     for name in ("tp", "pp", "sp", "dp_replicate"):
         if getattr(layout, name) > 1:
             raise Problem(f"rehearsal with {name} {getattr(layout, name)} is not available yet{stands}")
-    if plan.offload != "none":
-        raise Problem(f"rehearsal with offload {plan.offload} is not available yet{stands}")
     if dist.is_initialized():
         raise Problem("rehearsal needs a process without a process group; call it before init_process_group")
 
@@ -111,12 +113,23 @@ def config_of(plan: Plan, accumulation: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": plan.zero_stage},
+        "zero_optimization": {"stage": plan.zero_stage, **offload_blocks(plan)},
         "dsplan": {"recompute": plan.recompute},
     }
     if plan.precision != "fp32":
         config[plan.precision] = {"enabled": True}
     return config
+
+
+def offload_blocks(plan: Plan) -> dict[str, Any]:
+    blocks: dict[str, Any] = {"none": {}, "optimizer": {"offload_optimizer": {}}, "param": {"offload_param": {}}}[
+        plan.offload
+    ]
+    for block in blocks.values():
+        block["device"] = "cpu"
+    if plan.offload == "optimizer":
+        blocks["offload_optimizer"]["ratio"] = plan.knobs.offload_ratio
+    return blocks
 
 
 class SecondStep(Observer):

@@ -62,7 +62,7 @@ class Lamb(Optimizer):
         for group, parameter in work:
             state, (first, second) = self.state[parameter], group["betas"]
             if not state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = 0
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             state["step"] += 1
             grad = local_part(parameter.grad)
@@ -91,7 +91,7 @@ class Lamb(Optimizer):
         lr, (first, second) = float(group["lr"]), group["betas"]
         if not group["bias_correction"]:
             return lr
-        step = int(self.state[parameter]["step"])
+        step = self.state[parameter]["step"]
         return float(lr * (1 - second**step) ** 0.5 / (1 - first**step))
 
 

@@ -86,6 +86,26 @@ def test_formula_and_rehearsal_are_what_two_ranks_measure(zero_stage, precision)
         assert held == pytest.approx(seen, abs=SCALARS), categories
 
 
+@pytest.mark.parametrize(
+    ("zero_stage", "precision", "accumulation", "offload"),
+    [(1, "fp32", 2, "optimizer"), (2, "bf16", 1, "optimizer"), (3, "bf16", 2, "param")],
+)
+def test_what_is_on_the_host_is_told_alike(zero_stage, precision, accumulation, offload):
+    """Host and device are both the CPU here, so that only who puts a byte there can tell."""
+    of = plan(zero_stage, precision, seq_len=32, accumulation=accumulation, offload=offload)
+    records = run_ranks(RANKS, measured_ledger, WIDE, 1, 32, precision, zero_stage, accumulation, offload)
+    measured, rehearsed, formula = (
+        Ledger.from_json(records[0]),
+        rehearse(subject(*WIDE.items()), of),
+        predicted(WIDE, of),
+    )
+    assert phases(rehearsed) == pytest.approx(phases(measured), abs=SCALARS)
+    assert phases(formula) == pytest.approx(phases(measured), abs=2 * SCALARS)
+    assert measured.resident_bytes == rehearsed.resident_bytes == formula.resident_bytes == 0
+    assert measured.host_bytes == pytest.approx(rehearsed.host_bytes, abs=SCALARS)
+    assert formula.host_bytes == pytest.approx(measured.host_bytes, abs=SCALARS)
+
+
 @pytest.mark.parametrize(("precision", "accumulation", "ranks"), [("fp32", 1, 3), ("bf16", 3, 3), ("bf16", 1, 1)])
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_formula_is_the_rehearsal_where_parameters_rule(zero_stage, precision, accumulation, ranks):

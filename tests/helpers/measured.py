@@ -25,12 +25,20 @@ def example() -> ModuleType:
 
 
 def measured_ledger(
-    sizes: dict[str, int], micro_batch: int, seq_len: int, precision: str, zero_stage: int, accumulation: int = 1
+    sizes: dict[str, int],
+    micro_batch: int,
+    seq_len: int,
+    precision: str,
+    zero_stage: int,
+    accumulation: int = 1,
+    offload: str = "none",
 ) -> dict[str, Any]:
     """The meter's ledger of the second optimizer step of the example GPT, as JSON."""
     gpt = example()
     tokens = torch.randint(sizes["vocab"], (micro_batch, seq_len))
     config = configuration(micro_batch, precision, zero_stage, accumulation)
+    if offload != "none":
+        config["zero_optimization"][f"offload_{offload}"] = {"device": "cpu"}
     return trained(gpt.build_model(**sizes), (tokens,), gpt.loss, config)
 
 

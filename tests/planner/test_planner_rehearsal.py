@@ -53,7 +53,6 @@ def test_it_needs_no_more_for_more_ranks():
         ({"engine": "deepspeed"}, "engine deepspeed"),
         ({"layout": Layout(dp_shard=2, tp=2)}, "tp 2"),
         ({"layout": Layout(dp_shard=2, pp=3)}, "pp 3"),
-        ({"offload": "optimizer"}, "offload optimizer"),
     ],
 )
 def test_what_no_rehearsal_covers_is_said(change, named):
@@ -62,9 +61,25 @@ def test_what_no_rehearsal_covers_is_said(change, named):
     assert not dist.is_initialized()
 
 
-def test_an_optimizer_that_torch_lacks_is_said():
-    with pytest.raises(Problem, match="optimizer lamb is not available: torch has none; the formula stands"):
-        rehearse(residual(), replace(PLAN, optimizer=OptimizerSpec(name="lamb")))
+def test_an_optimizer_that_the_engine_lacks_is_said():
+    with pytest.raises(Problem, match="optimizer adamw-8bit is not available: torch has none; the formula stands"):
+        rehearse(residual(), replace(PLAN, optimizer=OptimizerSpec(name="adamw", state_dtype="8bit")))
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("lion", 8), ("lamb", 12)])
+def test_the_engines_own_optimizers_are_rehearsed(name, bytes_each):
+    """Masters and states, half of each tensor, and no counter."""
+    book = rehearse(residual(), replace(PLAN, optimizer=OptimizerSpec(name=name)))
+    assert book.resident_bytes == bytes_each * PARAMS // 2
+
+
+def test_muon_is_rehearsed():
+    """One state of matrices, two of the rest."""
+    lion, lamb, muon = (
+        rehearse(residual(), replace(PLAN, optimizer=OptimizerSpec(name=name))).resident_bytes
+        for name in ("lion", "lamb", "muon")
+    )
+    assert lion < muon < lamb
 
 
 def test_events_add_up_to_the_peak():
