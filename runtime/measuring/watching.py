@@ -236,10 +236,10 @@ class StepWatch(Observer):
                 self.tracker.relabel(parameter.grad, HOST if id(parameter) in on_host else "grads")
         for buffer in module.buffers():
             self.tracker.relabel(buffer, "params")
-        for parameter, state in optimizer.state.items() if optimizer is not None else ():
+        for owner, state in optimizer.state.items() if optimizer is not None else ():
             for value in state.values():
                 if isinstance(value, torch.Tensor):
-                    self.tracker.relabel(value, HOST if id(parameter) in on_host else "optimizer")
+                    self.tracker.relabel(value, HOST if id(owner) in on_host else "optimizer")
 
     def _follow_fsdp(self) -> None:
         """What FSDP2 makes while it gathers or reduces is named after that, whichever phase it is."""

@@ -37,8 +37,8 @@ class FusedAdam(AdamW):
         for group in self.param_groups:
             group["decoupled_weight_decay"] = adam_w_mode
 
-    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:  # type: ignore[override]
-        found = super()._init_group(group, *lists)  # type: ignore[arg-type]
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        found = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
         if not self.bias_correction:
             for state in (self.state[parameter] for parameter in group["params"] if parameter in self.state):
                 if isinstance(state.get("step"), torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -60,7 +61,7 @@ class Muon(Optimizer):
                 if parameter.grad is None:
                     continue
                 blend = _momentum(self.state[parameter], parameter, group["momentum"], nesterov=True)
-                whole = on_whole(parameter, blend, lambda matrix, method=group["ns_method"]: _update(matrix, method))
+                whole = on_whole(parameter, blend, functools.partial(_update, method=group["ns_method"]))
                 shard = local_part(parameter)
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
                 shard.sub_(whole.to(shard.device), alpha=group["lr"])
@@ -82,8 +83,8 @@ class MuonOnShards(TorchMuon):
                 if parameter.grad is None:
                     continue
                 blend = _momentum(self.state[parameter], parameter, group["momentum"], nesterov=group["nesterov"])
-                settings = group["ns_coefficients"], group["ns_steps"], group["eps"]
-                whole = on_whole(parameter, blend, lambda matrix, settings=settings: _torchs(matrix, *settings))
+                settings = {key: group[key] for key in ("ns_coefficients", "ns_steps", "eps")}
+                whole = on_whole(parameter, blend, functools.partial(_torchs, **settings))
                 shard = local_part(parameter)
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
                 lr = _adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape)
@@ -113,6 +114,7 @@ def _momentum(state: dict[str, Any], parameter: nn.Parameter, momentum: float, *
     """This rank's part of what is to be orthogonalised, after the gradient was taken into the momentum."""
     if not state:
         state["momentum_buffer"] = torch.zeros_like(parameter)
+    assert parameter.grad is not None
     grad, mean = local_part(parameter.grad), local_part(state["momentum_buffer"])
     mean.lerp_(grad, 1 - momentum)
     return grad.lerp(mean, momentum) if nesterov else mean
@@ -126,8 +128,8 @@ def _update(matrix: torch.Tensor, method: Method) -> torch.Tensor:
     return whole.mul_(math.sqrt(max(1.0, rows / columns))).reshape(matrix.shape)
 
 
-def _torchs(matrix: torch.Tensor, coefficients: Any, num_iterations: int, eps: float) -> torch.Tensor:
-    return _zeropower_via_newtonschulz(matrix, coefficients, num_iterations, eps).to(matrix.dtype)
+def _torchs(matrix: torch.Tensor, **settings: Any) -> torch.Tensor:
+    return _zeropower_via_newtonschulz(matrix, **settings).to(matrix.dtype)
 
 
 def orthogonal(matrix: torch.Tensor, method: Method) -> torch.Tensor:
