@@ -51,7 +51,7 @@ class FlopsProfile(Observer):
         self._micro_batches += 1
         if self._engine.global_steps == self._at:
             self._counter = FlopCounterMode(display=False)
-            self._counter.__enter__()
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
 
     def backward_begins(self) -> None:
         if self._counter is not None:
@@ -59,7 +59,7 @@ class FlopsProfile(Observer):
 
     def backward_ends(self, loss: torch.Tensor) -> None:
         if self._counter is not None:
-            self._counter.__exit__(None, None, None)
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._both.update(_by_module(self._counter))
             self._counter = None
 

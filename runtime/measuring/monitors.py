@@ -109,7 +109,7 @@ def tensorboard_writer(block: Mapping[str, Any]) -> Writer:
     """One event file in output_path/job_name."""
     from torch.utils.tensorboard import SummaryWriter
 
-    summary: Any = SummaryWriter(log_dir=str(_folder(block, "tensorboard")))  # type: ignore[no-untyped-call]
+    summary: Any = SummaryWriter(log_dir=str(_folder(block, "tensorboard")))
 
     def write(events: Sequence[Event]) -> None:
         for event in events:
