@@ -66,7 +66,7 @@ def configure(
         synchronize=bool(block.get("synchronize_checkpoint_boundary", False)),
         profile=bool(block.get("profile", False)),
     )
-    given = {
+    given: dict[str, Any] = {
         "partition": partition_activations,
         "contiguous": contiguous_checkpointing,
         "num_checkpoints": num_checkpoints,

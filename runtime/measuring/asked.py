@@ -23,7 +23,7 @@ def wrong_values(raw: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
     folder = Path(next(iter(schemas.__path__)))
     known = json.loads((folder / "ds_config.schema.json").read_text("utf-8"))["properties"]
     own = raw.get("dsplan")
-    asked = [((name,), raw[name], known[name]) for name in KEYS if name in raw]
+    asked: list[tuple[tuple[str, ...], Any, Any]] = [((name,), raw[name], known[name]) for name in KEYS if name in raw]
     if isinstance(own, Mapping):
         asked += [(("dsplan", name), own[name], known["dsplan"]["properties"][name]) for name in OWN if name in own]
     for path, value, schema in asked:
