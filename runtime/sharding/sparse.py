@@ -30,7 +30,8 @@ class SparseGradients:
     """The weights of these embeddings, plain tensors on every rank; the rows that have gradients are gathered and added."""
 
     def __init__(self, embeddings: dict[str, nn.Embedding | nn.EmbeddingBag], mesh: DeviceMesh, compute: torch.dtype):
-        self.weights = list(dict.fromkeys(embedding.weight for embedding in embeddings.values()))
+        held = dict.fromkeys(embedding.weight for embedding in embeddings.values())
+        self.weights = [weight for weight in held if isinstance(weight, nn.Parameter)]
         self._mesh = mesh
         if compute is not torch.float32:
             for embedding in embeddings.values():
