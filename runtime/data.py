@@ -107,7 +107,7 @@ class Loader:
         self._generator.manual_seed(self.epoch * self._world_size + self._rank)
         if isinstance(self.sampler, Share):
             self.sampler.epoch, self.sampler.start = self.epoch, self._start
-            source = iter(self._loader)
+            source: Iterator[Any] = iter(self._loader)
         else:
             if hasattr(self.sampler, "set_epoch"):
                 self.sampler.set_epoch(self.epoch)

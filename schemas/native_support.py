@@ -179,7 +179,7 @@ KEYS: dict[str, Support] = {
     "checkpoint.checkpoint_serialization": _no_effect("no effect: checkpoints are safetensors", True),
     "checkpoint.writer.type": _no_effect("no effect: files are written as Python writes them", "PYTHON", "python"),
     "checkpoint.writer.io_buffer_size": _no_effect("no effect: there is no buffer between"),
-    "checkpoint.writer.io_buffer_double": _no_effect("no effect: there is no buffer between", True, False),
+    "checkpoint.writer.io_buffer_double": _no_effect("no effect: there is no buffer between", True),
     "checkpoint.writer.show_statistics": _no_effect(SILENT),
     "checkpoint.writer.data_parallel": _no_effect("no effect: every rank writes its own shards at the same time"),
     "checkpoint.writer.io_multiplier": _no_effect("no effect: every rank writes its own shards at the same time"),

@@ -55,6 +55,9 @@ CARRIED_OUT = {
     *(f"/comet/{name}" for name in ("experiment_key", "online", "mode")),
     # runtime/checkpointing.py
     *(f"/activation_checkpointing/{name}" for name in ("cpu_checkpointing", "synchronize_checkpoint_boundary", "profile")),
+    # runtime/checkpoints, runtime/data.py
+    "/checkpoint/tag_validation", "/checkpoint/writer/decoupled", "/dsplan/checkpoint/keep_last", "/dsplan/checkpoint/async",
+    "/dsplan/dataloader_workers",
     # our own
     "/dsplan/ignore", "/dsplan/recompute", "/$schema", "/dsplan/meter_steps",
     *(f"/dsplan/compile/{name}" for name in ("backend", "mode", "fullgraph", "dynamic", "options")),
