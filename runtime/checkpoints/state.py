@@ -36,7 +36,11 @@ def state_text(
         "train_batch_size": engine.train_batch_size(),
         "micro_batch": engine.train_micro_batch_size_per_gpu(),
         "accumulation": engine.gradient_accumulation_steps(),
+        "precision": {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[
+            str(engine.compute_dtype).removeprefix("torch.")
+        ],
         "left_out": sorted(left_out),
+        "scalars": _scalars(engine),
         "loss_scale": engine.scaler.state_dict() if engine.scaler is not None else None,
         "optimizer": optimizer_numbers(engine) if engine.optimizer is not None else None,
         "groups": plain_groups(engine),
@@ -48,6 +52,12 @@ def state_text(
         if not isinstance(key, str):
             raise Problem(f"client_state has the key {key!r}, but keys must be words")
     return json.dumps(state, indent=1)
+
+
+def _scalars(engine: Engine) -> list[str]:
+    """Names of the model's tensors without a dimension, which files of shards hold as lists of one."""
+    named = {**dict(engine.module.named_buffers()), **engine.masters()}
+    return sorted(name for name, tensor in named.items() if tensor.dim() == 0)
 
 
 def _schedule(schedule: Any) -> Any:

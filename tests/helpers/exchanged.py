@@ -5,6 +5,7 @@ Imports neither of the two. Sizes are odd, so that flat buffers and shards are p
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,13 @@ CASES = [
     Case("z3_offload", 3, optimizer="CPUAdam"),
 ]
 """What DeepSpeed is asked to write, by name."""
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the numbers, as fp32: equal where every bit is."""
+    return hashlib.sha256(bytes(tensor.detach().float().flatten().contiguous().view(torch.uint8).tolist())).hexdigest()[
+        :16
+    ]
 
 
 def batches(start: int, stop: int) -> list[torch.Tensor]:

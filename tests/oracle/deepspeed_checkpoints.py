@@ -1,8 +1,8 @@
 """Asks real DeepSpeed for checkpoints: `python tests/oracle/deepspeed_checkpoints.py`
 
 Writes beside itself deepspeed_checkpoints.tar.xz (what engine.save_checkpoint wrote at step 3, a folder for each case) and
-deepspeed_checkpoints.json (the losses of the steps after it, counters, and every fp32 weight as DeepSpeed's own
-zero_to_fp32 gives it). Needs deepspeed (recorded with 0.19.8: DS_BUILD_OPS=0 DS_ACCELERATOR=cpu pip install
+deepspeed_checkpoints.json (the losses of the steps after it, counters, and a digest of every fp32 weight that
+DeepSpeed's own zero_to_fp32 gives). Needs deepspeed (recorded with 0.19.8: DS_BUILD_OPS=0 DS_ACCELERATOR=cpu pip install
 deepspeed==0.19.8) and torch. fp16 needs the gate of DeepSpeed's CPU accelerator opened, which is done here.
 `--only WORD` asks the cases whose name holds it, `--keep FOLDER` leaves the checkpoints there and writes nothing else.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
-from exchanged import CASES, CLIENT_STATE, SAVED_AT, STOP, Case, build, run
+from exchanged import CASES, CLIENT_STATE, SAVED_AT, STOP, Case, build, digest, run
 
 HERE = Path(__file__).parent
 BY_NAME = {case.name: case for case in CASES}
@@ -59,7 +59,7 @@ def asked(deepspeed, case: Case, folder: str) -> dict:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         state = get_fp32_state_dict_from_zero_checkpoint(folder)
-        weights = {key: tensor.contiguous().flatten().tolist() for key, tensor in state.items()}
+        weights = {key: digest(tensor.contiguous()) for key, tensor in state.items()}
     return told | {"weights": weights}
 
 
@@ -103,7 +103,7 @@ def main() -> None:
         (folder / "told.json").write_text(json.dumps(answers))
         return
     (HERE / "deepspeed_checkpoints.json").write_text(
-        json.dumps(answers, separators=(",", ":")).replace('},"', '},\n"') + "\n"
+        json.dumps(answers, separators=(",", ":")).replace('},"z', '},\n"z') + "\n"
     )
     with tarfile.open(HERE / "deepspeed_checkpoints.tar.xz", "w:xz") as archive:
         archive.add(folder, arcname=".")
