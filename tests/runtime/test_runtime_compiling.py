@@ -8,7 +8,6 @@ from ranks import run_ranks
 from torch import nn
 from training import Net
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 """Dynamo looks at it."""
 
@@ -68,7 +67,7 @@ def test_a_compiler_that_fails_is_one_line_that_says_how_to_do_without():
     model = Net()
     assert compile_blocks(model, {"backend": broken}) == 3
     with pytest.raises(
-        Problem, match=r"^torch.compile fails at blocks.0, .*no compiler here; train without it by leaving"
+        Problem, match=r"^torch.compile fails at blocks.0, .*no compiler here\); train without it by leaving"
     ):
         model(torch.zeros(2, 4, dtype=torch.long))
 
