@@ -23,7 +23,7 @@ from gpt import build_model, loss
 
 STEPS = 50
 WIDTHS = (224, 672)
-"""3 M and 25 M parameters."""
+"""2.9 M and 23.1 M parameters."""
 MODES = {"no meter": None, "meter off": [], "meter on": [2, 3]}
 """dsplan.meter_steps; the first step makes the states, and is not timed."""
 
