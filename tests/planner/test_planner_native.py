@@ -36,7 +36,19 @@ CARRIED_OUT = {
     "/fp16/enabled", "/fp16/auto_cast", "/fp16/loss_scale", "/fp16/initial_scale_power", "/fp16/loss_scale_window",
     "/fp16/hysteresis", "/fp16/consecutive_hysteresis", "/fp16/min_loss_scale", "/bf16/enabled",
     "/bf16/check_grad_overflow", "/bfloat16/enabled", "/bfloat16/check_grad_overflow",
-    # runtime/optimizing/building.py, runtime/optimizing/schedules.py
+    *(f"/{block}/{name}" for block in ("bf16", "bfloat16") for name in ("bf16_master_weights_and_grads", "bf16_optimizer_states")),
+    # runtime/sharding/precision.py
+    "/torch_autocast/enabled", "/data_types/grad_accum_dtype", "/data_types/param_dtype", "/data_types/buffer_dtype",
+    # runtime/sharding/offloading.py
+    "/zero_optimization/offload_optimizer/device", "/zero_optimization/offload_optimizer/pin_memory",
+    "/zero_optimization/cpu_offload", "/zero_optimization/cpu_offload_param",
+    # runtime/optimizing: building.py, adam.py, lamb.py, muon.py, schedules.py
+    *(f"/optimizer/params/{name}" for name in ("bias_correction", "ns_method", "muon_lr", "adam_lr")),
+    *(f"/optimizer/params/{name}" for name in ("max_coeff", "min_coeff", "eps_inside_sqrt")),
+    *(f"/scheduler/params/lr_range_test_{name}" for name in ("min_lr", "step_size", "step_rate", "staircase")),
+    *(f"/scheduler/params/cycle_{name}" for name in ("min_lr", "max_lr", "momentum", "min_mom", "max_mom")),
+    *(f"/scheduler/params/cycle_{part}_{name}" for part in ("first", "second") for name in ("step_size", "stair_count")),
+    *(f"/scheduler/params/decay_{name}" for name in ("lr_rate", "step_size", "mom_rate")),
     "/optimizer/type", "/optimizer/params/lr", "/optimizer/params/betas", "/optimizer/params/eps",
     "/optimizer/params/weight_decay", "/optimizer/params/torch_adam", "/optimizer/params/adam_w_mode",
     "/optimizer/params/amsgrad", "/optimizer/params/foreach", "/optimizer/params/momentum", "/scheduler/type",
@@ -59,7 +71,7 @@ CARRIED_OUT = {
     "/checkpoint/tag_validation", "/checkpoint/writer/decoupled", "/dsplan/checkpoint/keep_last", "/dsplan/checkpoint/async",
     "/dsplan/dataloader_workers",
     # our own
-    "/dsplan/ignore", "/dsplan/recompute", "/$schema", "/dsplan/meter_steps",
+    "/dsplan/ignore", "/dsplan/recompute", "/$schema", "/dsplan/meter_steps", "/dsplan/stop_on_nan_loss",
     *(f"/dsplan/compile/{name}" for name in ("backend", "mode", "fullgraph", "dynamic", "options")),
 }  # fmt: skip
 
