@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from dsplan.runtime.sharding.stages import Sharded
 
 
-
 class Scale(float):
     """The loss scale in force. Called, as DeepSpeed's engine.loss_scale() is, it gives fp16.loss_scale: 0 if dynamic."""
 
