@@ -7,7 +7,6 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,18 +14,16 @@ import torch.distributed as dist
 from dsplan.runtime import values
 from dsplan.runtime.answers import Answers
 from dsplan.runtime.checkpoints.background import Background
-from dsplan.runtime.checkpoints.loading import Wishes, load
-from dsplan.runtime.checkpoints.saving import save, save_whole_model, wait_for_pending
 from dsplan.runtime.compiling import compile_blocks
 from dsplan.runtime.data import Loader
 from dsplan.runtime.groups import local_rank, note
+from dsplan.runtime.keeping import Keeping
 from dsplan.runtime.losses import refuse_loss, refuse_nan_loss
 from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.runtime.optimizing.schedules import advance
 from dsplan.runtime.sharding.agreement import Doing, open_host_group, refuse_apart
-from dsplan.runtime.sharding.consolidating import consolidated
 from dsplan.runtime.sharding.precision import loss_scaling
 from dsplan.runtime.sharding.stages import Sharded
 from dsplan.schemas.config import Batch, DsConfig
@@ -57,7 +54,7 @@ class Parts:
     strict: bool
 
 
-class Engine(Answers, nn.Module):
+class Engine(Answers, Keeping, nn.Module):
     """engine(x), engine.backward(loss), engine.step(): once each per micro-batch. Attributes it lacks are the module's."""
 
     def __init__(self, parts: Parts):
@@ -99,7 +96,7 @@ class Engine(Answers, nn.Module):
         self.is_compiled = False
         self.checkpoint_options = parts.config.checkpoints
         self.pending_save: Background | None = None
-        self._tell_optimizer()
+        self.tell_optimizer()
         open_host_group()
         values.know(self)
 
@@ -115,12 +112,12 @@ class Engine(Answers, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            self._together("evaluates")
+            self.together("evaluates")
             with self._autocast():
                 output = self.module(*args, **kwargs)
             self._sharded.drop_gathered()  # no backward will
             return output
-        self._together("trains")
+        self.together("trains")
         if self.training:
             inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not self._batch_seen:
@@ -198,11 +195,11 @@ class Engine(Answers, nn.Module):
         self.global_samples += self._batch.global_batch
         self._step_began = self.micro_steps
         self._training_together = False
-        self._tell_optimizer()
+        self.tell_optimizer()
         for observer in self.observers:
             observer.step_ends()
 
-    def _tell_optimizer(self) -> None:
+    def tell_optimizer(self) -> None:
         """Scripts, and Accelerate, read these where DeepSpeed's own optimizers hold them."""
         if self.optimizer is not None:
             vars(self.optimizer).update(
@@ -242,7 +239,7 @@ class Engine(Answers, nn.Module):
         scale_gradients(trained, clip_factor(norm, self._config.gradient_clipping) / scale)
         return True
 
-    def _together(self, doing: Doing) -> None:
+    def together(self, doing: Doing) -> None:
         """Once per step, and wherever something else than training begins: are the other ranks at the same?"""
         if self._sharded.zero_stage > 0 and not (doing == "trains" and self._training_together):
             refuse_apart(doing, self._sharded.zero_stage, self.global_steps)
@@ -362,56 +359,7 @@ class Engine(Answers, nn.Module):
         """Milliseconds of the last step's parts, where wall_clock_breakdown is on."""
         return {} if self.wall_clock is None else self.wall_clock.timers()
 
-    # --- checkpoints ---
-
-    def save_checkpoint(
-        self,
-        save_dir: str | Path,
-        tag: str | None = None,
-        client_state: Mapping[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Every rank must call it. client_state, of which rank 0's is kept, must fit into JSON."""
-        self._together("saves or loads")
-        if not str(save_dir):
-            raise Problem("save_dir is empty, but must name a folder")
-        save(self, Path(save_dir), tag, client_state or {}, save_latest, exclude_frozen_parameters)
-        return True
-
-    def load_checkpoint(
-        self,
-        load_dir: str | Path,
-        tag: str | None = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: Any = None,
-    ) -> tuple[str | None, dict[str, Any] | None]:
-        """(path, client state), or (None, None) where load_dir holds none. Any number of ranks, ZeRO stage and precision.
-
-        A folder that holds a whole model in safetensors is loaded too: the model alone.
-        """
-        if custom_load_fn is not None:
-            raise Problem(
-                "custom_load_fn is not carried out: shards are read in place; leave it out, or give "
-                "engine.module.load_state_dict a state_dict of your own"
-            )
-        wishes = Wishes(
-            strict=load_module_strict,
-            optimizer=load_optimizer_states and not load_module_only,
-            lr_scheduler=load_lr_scheduler_states and not load_module_only,
-            module_only=load_module_only,
-        )
-        self._together("saves or loads")
-        found = load(self, Path(load_dir), tag, wishes)
-        self._tell_optimizer()
-        return found
-
-    def wait_for_checkpoint(self) -> None:
-        """The checkpoint that is being written in the background is there. Every rank must call it."""
-        wait_for_pending(self)
+    # --- what checkpoints ask and set ---
 
     def unfinished_micro_batches(self) -> int:
         """Of the step that is under way: how many have been through backward."""
@@ -425,31 +373,6 @@ class Engine(Answers, nn.Module):
         self.micro_steps = saved["micro_steps"] if same else self.global_steps * self._batch.accumulation
         self._step_began = self.micro_steps
         self._sharded.drop_gradients()
-
-    def save_16bit_model(
-        self, save_dir: str | Path, save_filename: str = "pytorch_model.bin", exclude_frozen_parameters: bool = False
-    ) -> bool:
-        """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
-        self._together("saves or loads")
-        save_whole_model(self, Path(save_dir) / save_filename, exclude_frozen=exclude_frozen_parameters)
-        return True
-
-    def _zero3_consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, torch.Tensor] | None:
-        """The whole model in the compute dtype, on rank 0's host; None on the others. Every rank must call it."""
-        self._together("saves or loads")
-        return consolidated(self._sharded, self.compute_dtype, exclude_frozen=exclude_frozen_parameters)
-
-    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
-
-    def module_state_dict(self, exclude_frozen_parameters: bool = False, **_: Any) -> dict[str, Any]:
-        state = self.module.state_dict()
-        frozen = {name for name, held in self.masters().items() if not held.requires_grad}
-        return {name: held for name, held in state.items() if not (exclude_frozen_parameters and name in frozen)}
-
-    def load_module_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
-        self.module.load_state_dict(state_dict, strict=strict)
 
     def destroy(self) -> None:
         """Give back what training needs beside weights and optimizer: gathered copies, gradients."""
