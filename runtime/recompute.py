@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.schemas.choices import Recompute
+from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -29,7 +30,7 @@ def apply_recompute(model: nn.Module, policy: Recompute, *, inputs_on_host: bool
 
     "full" keeps a block's inputs alone, "selective" also the results of KEPT. Non-reentrant checkpointing, so that frozen
     inputs and keyword arguments work. A block that the model checkpoints itself is not computed a third time.
-    inputs_on_host: kept inputs wait in host memory.
+    inputs_on_host: kept inputs wait in host memory. Blocks that are computed again fill no cache of keys and values.
     """
     if policy == "none":
         return 0
@@ -45,10 +46,30 @@ def _recomputed(forward: Callable[..., Any], options: dict[str, Any], inputs_on_
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling() and is_checkpointed_already():
             return forward(*args, **kwargs)
+        args = tuple(_without_cache(given) for given in args)
+        kwargs = {name: _without_cache(given) for name, given in kwargs.items()}
+        if kwargs.get("use_cache") is True:
+            kwargs["use_cache"] = False
         with on_host() if inputs_on_host else contextlib.nullcontext():
             return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     return wrapped
+
+
+def _without_cache(given: Any) -> Any:
+    """None for a cache of keys and values, which the second computation would fill a second time. Problem for a filled one.
+
+    transformers' models make one in training too, unless use_cache is off, and drop it as here under their own
+    checkpointing. Source: transformers/modeling_layers.py, GradientCheckpointingLayer.
+    """
+    if not (hasattr(given, "get_seq_length") and hasattr(given, "update")):
+        return given
+    if int(given.get_seq_length()) > 0:
+        raise Problem(
+            "a block that is computed again in backward was given a cache of keys and values that is filled already "
+            '(past_key_values), and would fill it twice; train without it, or set {"dsplan": {"recompute": "none"}}'
+        )
+    return None
 
 
 def is_checkpointed_already() -> bool:

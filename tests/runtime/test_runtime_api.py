@@ -109,7 +109,13 @@ def by_methods(zero_stage):
     import torch
     from training import Net, batches, loss_of
 
-    class Encoder(Net):
+    class Generates:
+        @torch.no_grad()
+        def generate(self, tokens):
+            first = self.encode(tokens)  # parts alone, as encoder-decoders do, and the whole model
+            return first, self(tokens), self.norm(first), self(tokens)
+
+    class Encoder(Net, Generates):
         def encode(self, tokens):
             return self.tokens(tokens) + self.offset
 
@@ -127,6 +133,7 @@ def by_methods(zero_stage):
     for tokens in batches(3):
         with torch.no_grad():
             same = same and torch.equal(engine.encode(tokens), model.encode(tokens))
+        same = same and all(map(torch.equal, engine.module.generate(tokens), model.generate(tokens)))
         loss = loss_of(engine.module.score(tokens), tokens)
         engine.backward(loss)
         engine.step()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from dsplan.runtime.measuring.storages import StorageTracker
 from dsplan.runtime.recompute import KEPT, apply_recompute
+from dsplan.schemas.problem import Problem
 from torch import nn
 
 ROWS, WIDTH = 6, 8
@@ -69,3 +70,52 @@ def test_gradients_stay(policy):
 
 def test_kept_operators_exist():
     assert [name for name in KEPT if not hasattr(torch.ops.aten, name)] == []
+
+
+class Cache:
+    """As transformers' DynamicCache, of one block."""
+
+    def __init__(self) -> None:
+        self.keys = torch.empty(0, WIDTH)
+
+    def get_seq_length(self) -> int:
+        return len(self.keys)
+
+    def update(self, keys: torch.Tensor) -> torch.Tensor:
+        self.keys = torch.cat([self.keys, keys])
+        return self.keys
+
+
+class Attending(Block):
+    def forward(self, x: torch.Tensor, cache: Cache | None = None, use_cache: bool = False) -> torch.Tensor:
+        keys = x if cache is None else cache.update(x)
+        assert use_cache is (cache is not None)
+        return super().forward(x + (x @ keys.T).softmax(-1) @ keys)
+
+
+@pytest.mark.parametrize("policy", ["full", "selective"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_cache_of_keys_is_not_filled_a_second_time_in_backward(policy, by_name):
+    plain = nn.Sequential(Attending(), Attending())
+    again = copy.deepcopy(plain)
+    apply_recompute(again, policy)
+    x = torch.randn(ROWS, WIDTH)
+    for made in (plain, again):
+        y = x
+        for block in made:
+            y = block(y, cache=Cache(), use_cache=True) if by_name else block(y, Cache(), use_cache=True)
+        y.square().mean().backward()
+    for mine, other in zip(again.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)  # summed up in another order
+    with torch.no_grad():  # generation keeps its cache
+        again[0](x, cache := Cache(), use_cache=True)
+        assert cache.get_seq_length() == ROWS
+
+
+def test_a_filled_cache_of_keys_is_refused_where_blocks_are_computed_again():
+    made = nn.Sequential(Attending(), Attending())
+    apply_recompute(made, "full")
+    cache = Cache()
+    cache.update(torch.randn(2, WIDTH))
+    with pytest.raises(Problem, match="a cache of keys and values that is filled already"):
+        made[0](torch.randn(ROWS, WIDTH), cache=cache, use_cache=True)
