@@ -33,9 +33,8 @@ class Keeping:
     ) -> bool:
         """Every rank must call it. client_state, of which rank 0's is kept, must fit into JSON."""
         self._engine.together("saves or loads")
-        if not str(save_dir):
-            raise Problem("save_dir is empty, but must name a folder")
-        save(self._engine, Path(save_dir), tag, client_state or {}, save_latest, exclude_frozen_parameters)
+        folder = _folder("save_dir", save_dir)
+        save(self._engine, folder, _word(tag), client_state or {}, save_latest, exclude_frozen_parameters)
         return True
 
     def load_checkpoint(
@@ -64,7 +63,7 @@ class Keeping:
             module_only=load_module_only,
         )
         self._engine.together("saves or loads")
-        found = load(self._engine, Path(load_dir), tag, wishes)
+        found = load(self._engine, _folder("load_dir", load_dir), _word(tag), wishes)
         self._engine.tell_optimizer()
         return found
 
@@ -77,7 +76,8 @@ class Keeping:
     ) -> bool:
         """The whole model in one file, in the compute dtype, at any ZeRO stage. Every rank must call it."""
         self._engine.together("saves or loads")
-        save_whole_model(self._engine, Path(save_dir) / save_filename, exclude_frozen=exclude_frozen_parameters)
+        path = _folder("save_dir", save_dir) / save_filename
+        save_whole_model(self._engine, path, exclude_frozen=exclude_frozen_parameters)
         return True
 
     def _zero3_consolidated_16bit_state_dict(
@@ -96,3 +96,14 @@ class Keeping:
 
     def load_module_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> None:
         self._engine.module.load_state_dict(state_dict, strict=strict)
+
+
+def _folder(name: str, value: str | Path) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise Problem(f"{name} is {'empty' if value == '' else repr(value)}, but must name a folder")
+    return Path(value)
+
+
+def _word(tag: Any) -> str | None:
+    """As DeepSpeed takes it: a step's number is a tag too."""
+    return None if tag is None else str(tag)

@@ -31,6 +31,7 @@ from dsplan.runtime.checkpoints.tensors import (
     model_tensors,
     optimizer_tensors,
     refuse_other_groups,
+    refuse_other_optimizer,
     restore_groups,
 )
 from dsplan.runtime.groups import note
@@ -75,7 +76,7 @@ def load(engine: Engine, folder: Path, tag: str | None, wishes: Wishes) -> tuple
         together(lambda: _read_tensors(engine, there, state, wishes))
     if not wishes.module_only:
         _restore_rest(engine, state, wishes)
-    return found.path, decode(state["client_state"])
+    return found.path, {key: decode(value) for key, value in state["client_state"].items()}
 
 
 def _found_by_first(folder: Path, tag: str | None) -> Found | None:
@@ -110,8 +111,11 @@ def _judge(engine: Engine, path: Path, there: Tensors, state: Mapping[str, Any],
     found = compare({name: shape for name, shape in here.items() if name not in left_out}, held)
     refuse_other_model(str(path), found, strict=wishes.strict)
     if wishes.optimizer and engine.optimizer is not None and state["groups"] is not None:
+        refuse_other_optimizer(engine, state.get("optimizer_class"), state["groups"])
         refuse_other_groups(engine, state["groups"])
         refuse_other_shapes(engine, state, there.shapes)
+    if wishes.lr_scheduler:
+        _judge_schedule(engine, path, state["lr_scheduler"])
     for what, names in (
         ("absent there, so left as here", found.absent),
         ("not in this model, so not used", found.surplus),
@@ -119,6 +123,26 @@ def _judge(engine: Engine, path: Path, there: Tensors, state: Mapping[str, Any],
     ):
         if names:
             note(f"{path}: {what}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}")
+
+
+def _judge_schedule(engine: Engine, path: Path, saved: Mapping[str, Any] | None) -> None:
+    """Problem where it is the state of another kind of schedule; a note where one of the two has none."""
+    schedule: Any = engine.lr_scheduler
+    if schedule is None or not hasattr(schedule, "state_dict"):
+        if saved is not None:
+            note(f"{path}: holds a schedule's state, but this run has no schedule that takes it, so it is not used")
+        return
+    name = type(schedule).__name__
+    if saved is None:
+        note(f"{path}: holds no schedule's state, so {name} begins anew")
+        return
+    # What begins with _ differs between releases of torch.
+    absent = sorted(key for key in schedule.state_dict() if not key.startswith("_") and key not in saved)
+    if absent:
+        raise Problem(
+            f"{path}: its schedule's state has no {absent[0]}, so it is of another schedule than {name} here; build it as when it "
+            "was saved, or load with load_lr_scheduler_states=False"
+        )
 
 
 def _read_tensors(engine: Engine, there: Tensors, state: Mapping[str, Any], wishes: Wishes) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsplan.runtime.checkpoints.manifest import ASIDE, NAME, complete_tags, rough_faults, sync_folder, write_whole
+from dsplan.schemas.problem import Problem
 
 LATEST = "latest"
 REPLACED, REMOVED = ".replaced_", ".removed_"
@@ -51,12 +52,18 @@ def decided_latest(folder: Path) -> str | None:
 
 def is_tag(text: str) -> bool:
     """Whether it can be the name of a checkpoint's folder."""
-    return bool(text) and text.isprintable() and "/" not in text and not text.startswith(".") and len(text) < 200
+    if not text or not text.isprintable() or "/" in text or text.startswith(".") or text == LATEST:
+        return False
+    return len(text.encode()) < 200  # a file's name has at most 255 bytes
 
 
 def begin(folder: Path, tag: str) -> Path:
     """An empty folder aside; leftovers of killed saves are gone. OSError where that cannot be."""
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / LATEST).is_dir():
+        raise Problem(
+            f"{folder / LATEST} is a folder, but must be the file that names the newest checkpoint; move it away"
+        )
     put_back(folder)
     if decided_latest(folder) is not None:
         os.replace(folder / f"{ASIDE}{LATEST}", folder / LATEST)

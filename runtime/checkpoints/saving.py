@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from dsplan.runtime.checkpoints import places
 from dsplan.runtime.checkpoints.agreeing import attempt, refuse_with_first, together, told_by_all
 from dsplan.runtime.checkpoints.background import Background
-from dsplan.runtime.checkpoints.manifest import File, complete_tags, write_manifest, write_whole
+from dsplan.runtime.checkpoints.manifest import ASIDE, File, complete_tags, write_manifest, write_whole
 from dsplan.runtime.checkpoints.random_states import random_states
 from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.state import state_text
@@ -66,7 +67,10 @@ def save(
     """Every rank calls it, and writes its own shards. Problem on every rank where one could not."""
     wait_for_pending(engine)
     wanted = engine.checkpoint_options
-    folder, tag, key = _agreed_names(engine, folder, tag or f"global_step{engine.global_steps}")
+    named = f"global_step{engine.global_steps}" if tag is None else tag
+    folder, tag, key = _agreed_names(
+        engine, folder.absolute(), named
+    )  # the script may change its folder while it is written
     engine.drop_gathered()
     if engine.unfinished_micro_batches():
         note(
@@ -120,7 +124,7 @@ def _agreed_names(engine: Engine, folder: Path, tag: str) -> tuple[Path, str, st
     agreed = str(told[0][1])
     if not places.is_tag(agreed):
         raise Problem(
-            f"{agreed!r} cannot be a checkpoint's tag: it must be the name of one folder, and not begin with a dot"
+            f"{agreed!r} cannot be a checkpoint's tag: it must be the name of one folder, not begin with a dot, and not be latest"
         )
     return Path(told[0][0]), agreed, f"dsplan/save/{told[0][2]}"
 
@@ -170,12 +174,25 @@ def _put_in_place(order: Order, parts: list[str]) -> None:
 def save_whole_model(engine: Engine, path: Path, *, exclude_frozen: bool = False) -> None:
     """One file with every parameter and buffer whole, in the compute dtype: safetensors by that suffix, else torch.save."""
     low = consolidated(engine.sharded, engine.compute_dtype, exclude_frozen=exclude_frozen)
-    if low is not None:
+    together(lambda: _write_model(path, low) if low is not None else None)
+
+
+def _write_model(path: Path, low: Mapping[str, torch.Tensor]) -> None:
+    """Aside first, so that the earlier one stays where it cannot be written. Problem then."""
+    aside = path.with_name(f"{ASIDE}{path.name}")
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 
-            save_file({name: tensor.clone() for name, tensor in low.items()}, str(path))
+            save_file({name: tensor.clone() for name, tensor in low.items()}, str(aside))
         else:
-            torch.save(low, path)
-    dist.barrier()
+            with open(aside, "wb") as file:  # torch names no reason where it opens it
+                torch.save(low, file)
+        os.replace(aside, path)
+    except Exception as error:  # torch and safetensors have errors of their own for a full disk
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise Problem(
+            f"{path}: the model was not saved: {(getattr(error, 'strerror', None) or str(error)).splitlines()[0]}"
+        ) from error

@@ -42,6 +42,7 @@ def state_text(
         "left_out": sorted(left_out),
         "scalars": _scalars(engine),
         "loss_scale": engine.scaler.state_dict() if engine.scaler is not None else None,
+        "optimizer_class": type(engine.optimizer).__name__ if engine.optimizer is not None else None,
         "optimizer": optimizer_numbers(engine) if engine.optimizer is not None else None,
         "groups": plain_groups(engine),
         "lr_scheduler": _schedule(schedule) if hasattr(schedule, "state_dict") else None,

@@ -132,6 +132,22 @@ def plain_groups(engine: Engine) -> list[dict[str, Any]] | None:
     ]
 
 
+def refuse_other_optimizer(engine: Engine, saved_class: str | None, saved: list[dict[str, Any]]) -> None:
+    """Problem where another optimizer wrote the states. saved_class: None where DeepSpeed did, and nobody knows.
+
+    Two classes that take the same hyperparameters, as Adam and AdamW do, read each other's.
+    """
+    here = type(engine.optimizer).__name__
+    if saved_class is None or saved_class == here or not saved or engine.optimizer is None:
+        return
+    by_schedule = {"initial_lr"}  # torch's schedules put it there
+    if set(saved[0]) - by_schedule != set(engine.optimizer.param_groups[0]) - by_schedule:
+        raise Problem(
+            f"the checkpoint's optimizer is {saved_class}, but {here} here; build it as when it was saved, or load with "
+            "load_optimizer_states=False"
+        )
+
+
 def refuse_other_groups(engine: Engine, saved: list[dict[str, Any]]) -> None:
     """The groups themselves are the script's, and must be the same."""
     mine = [group["params"] for group in plain_groups(engine) or []]

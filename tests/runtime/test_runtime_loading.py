@@ -100,6 +100,45 @@ def refused_loads(folder):
     return lines
 
 
+def test_another_optimizer_or_schedule_is_refused_before_anything_is_changed(tmp_path):
+    first, second = run_ranks(2, load_into_others, str(tmp_path))
+    assert first == second
+    path = tmp_path / "global_step1"
+    rest = "build it as when it was saved, or load with"
+    assert first == [
+        f"the checkpoint's optimizer is AdamW, but Lion here; {rest} load_optimizer_states=False",
+        f"{path}: its schedule's state has no last_batch_iteration, so it is of another schedule than Schedule here; {rest} "
+        "load_lr_scheduler_states=False",
+    ]
+
+
+def load_into_others(folder):
+    import torch
+    from dsplan.runtime import initialize
+    from training import Net
+
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine, *_ = initialize(
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 3),
+        config={"train_batch_size": 4},
+    )
+    steps(engine, 1)
+    engine.save_checkpoint(folder, client_state={"!tuple": [1]})  # looks like our mark for a tuple
+    lion = engine_of(optimizer={"type": "Lion", "params": {"lr": 0.01}})
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}
+    warm = engine_of(optimizer={"type": "Adam", "params": {"lr": 0.01}}, scheduler=schedule)
+    before = values(lion), values(warm)
+    lines = [said(lambda: lion.load_checkpoint(folder)), said(lambda: warm.load_checkpoint(folder))]
+    assert same(values(lion), before[0]) and same(values(warm), before[1]) and not lion.optimizer.state
+    assert lion.load_checkpoint(folder, load_optimizer_states=False)[1] == {"!tuple": [1]}
+    warm.load_checkpoint(folder, load_lr_scheduler_states=False)  # Adam takes what AdamW had
+    assert same(values(warm), values(engine)) and len(warm.optimizer.state) == len(engine.optimizer.state)
+    return lines
+
+
 def test_parts_of_a_checkpoint_alone(tmp_path):
     run_ranks(2, load_parts, str(tmp_path))
 

@@ -104,7 +104,12 @@ def test_what_cannot_be_saved_is_told_on_every_rank(tmp_path):
         "rank 1: client_state['best']['loss'] is a torch.Tensor of shape [], which JSON cannot hold; give its .item()",
         "client_state['seen'] is a set, which JSON cannot hold; give numbers, words, lists and dicts",
         "client_state has the key 3, but keys must be words",
-        "'a/b' cannot be a checkpoint's tag: it must be the name of one folder, and not begin with a dot",
+        "'a/b' cannot be a checkpoint's tag: it must be the name of one folder, not begin with a dot, and not be latest",
+        "'latest' cannot be a checkpoint's tag: it must be the name of one folder, not begin with a dot, and not be latest",
+        "'' cannot be a checkpoint's tag: it must be the name of one folder, not begin with a dot, and not be latest",
+        "save_dir is None, but must name a folder",
+        "save_dir is empty, but must name a folder",
+        f"rank 0: {tmp_path}/file/sub/model.bin: the model was not saved: Not a directory",
         "the checkpoint's tag differs: it is one on rank 1 and zero on rank 0; give one tag on every rank "
         "(checkpoint.tag_validation is Fail)",
         f"save_dir differs: it is {tmp_path}/1 on rank 1 and {tmp_path}/0 on rank 0; every rank must give the same folder, on a "
@@ -128,11 +133,66 @@ def refused_saves(folder):
         said(lambda: engine.save_checkpoint(folder, client_state={"seen": {1}})),
         said(lambda: engine.save_checkpoint(folder, client_state={3: 1})),
         said(lambda: engine.save_checkpoint(folder, tag="a/b")),
+        said(lambda: engine.save_checkpoint(folder, tag="latest")),
+        said(lambda: engine.save_checkpoint(folder, tag="")),
+        said(lambda: engine.save_checkpoint(None)),
+        said(lambda: engine.save_checkpoint("")),
+        said(lambda: engine.save_16bit_model(f"{folder}/file/sub", "model.bin")),
         said(lambda: engine.save_checkpoint(folder, tag=tag)),
         said(lambda: engine.save_checkpoint(f"{folder}/{rank}")),
     ]
     engine = engine_of()  # Warn: rank 0's tag is taken
     engine.save_checkpoint(f"{folder}/tags", tag=tag)
+    return lines
+
+
+def test_a_folder_by_a_relative_path_a_tag_that_is_a_number_and_latest_that_is_a_folder(tmp_path):
+    lines, _ = run_ranks(2, save_relatively, str(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "one" / "held").iterdir()) == ["0", "latest"]
+    assert list((tmp_path / "two").iterdir()) == []
+    assert lines == [
+        f"rank 0: {tmp_path}/one/held/latest is a folder, but must be the file that names the newest checkpoint; move it away"
+    ]
+
+
+def save_relatively(folder):
+    """The folder is changed while the checkpoint is written in the background."""
+    import os
+    import threading
+    from pathlib import Path
+
+    import torch.distributed as dist
+    from dsplan.runtime.checkpoints import saving
+
+    before = os.getcwd()
+    for name in ("one", "two"):
+        Path(folder, name).mkdir(exist_ok=True)
+    engine = engine_of({"async": True})
+    gate, write = threading.Event(), saving.write_pieces
+
+    def held(*args):
+        gate.wait()
+        return write(*args)
+
+    saving.write_pieces = held
+    try:
+        os.chdir(f"{folder}/one")
+        engine.save_checkpoint("held", tag=0)
+        os.chdir(f"{folder}/two")
+        gate.set()
+        engine.wait_for_checkpoint()
+        assert engine.load_checkpoint(f"{folder}/one/held", tag=0)[0] == f"{folder}/one/held/0"
+    finally:
+        saving.write_pieces = write
+        os.chdir(before)
+    latest = Path(folder, "one", "held", "latest")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        latest.unlink()
+        latest.mkdir()
+    dist.barrier()
+    lines = [said(lambda: engine.save_checkpoint(f"{folder}/one/held"))]
+    dist.barrier()
     return lines
 
 
