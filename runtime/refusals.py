@@ -10,7 +10,7 @@ from dsplan.runtime.measuring.asked import wrong_values
 from dsplan.runtime.optimizing.naming import wrong_options
 from dsplan.runtime.optimizing.schedules import wrong_params
 from dsplan.schemas import native_support
-from dsplan.schemas.config import Batch, ConfigError, DsConfig, fitting_ranks, read_config, resolve_batch
+from dsplan.schemas.config import Batch, ConfigError, DsConfig, fitting_ranks, named_block, read_config, resolve_batch
 from dsplan.schemas.known_keys import unknown_keys
 from dsplan.schemas.problem import Problem
 
@@ -45,16 +45,18 @@ def judge(raw: Mapping[str, Any], source: str, *, whole: bool, given: tuple[str,
     except ConfigError as error:
         found += [(pointer, True, text) for pointer, text in error.reasons]
     found += [(pointer, level == "error", f": {text}") for pointer, level, text in native_support.reasons(raw)]
-    found += wrong_values(raw)
+    said = {pointer for pointer, refused, _ in found if refused}
+    found += [reason for reason in wrong_values(raw) if reason[0] not in said]
     unknown = list(unknown_keys(raw))
     found += [(pointer, refused, f": {text}") for pointer, refused, text in unknown]
     wanted = raw.get("communication_data_type")
     if isinstance(wanted, str) and wanted != "auto" and wanted.lower() not in REDUCE_TYPES:
         found.append(("/communication_data_type", True, f" is {wanted!r}, but must be one of fp32, fp16, bf16"))
-    if config is not None and config.optimizer is not None:
-        found += [("/optimizer/params", True, f": {text}") for text in wrong_options(config.optimizer)]
-    if config is not None and config.scheduler is not None:
-        found += [("/scheduler/params", True, f": {text}") for text in wrong_params(config.scheduler, whole=whole)]
+    optimizer, scheduler = named_block(raw, "optimizer"), named_block(raw, "scheduler")
+    if optimizer is not None:
+        found += [("/optimizer/params", True, f": {text}") for text in wrong_options(optimizer)]
+    if scheduler is not None:
+        found += [("/scheduler/params", True, f": {text}") for text in wrong_params(scheduler, whole=whole)]
     lines: dict[bool, list[str]] = {True: [], False: []}
     for pointer, refused, text in found:
         if not any(pointer == f"/{block}" or pointer.startswith(f"/{block}/") for block in given):

@@ -116,7 +116,7 @@ def read_config(raw: Any, source: str = "config") -> DsConfig:
     number = take.number
     fp16 = Fp16(
         loss_scale=number(fp16_block, "fp16", "loss_scale", 0.0, low=0),
-        initial_scale_power=take.integer(fp16_block, "fp16", "initial_scale_power", 16),
+        initial_scale_power=take.integer(fp16_block, "fp16", "initial_scale_power", 16, high=127),  # fp32 ends there
         loss_scale_window=take.integer(fp16_block, "fp16", "loss_scale_window", 1000, low=1),
         hysteresis=take.integer(fp16_block, "fp16", "hysteresis", 2),
         consecutive_hysteresis=take.boolean(fp16_block, "fp16", "consecutive_hysteresis", False),
@@ -129,7 +129,7 @@ def read_config(raw: Any, source: str = "config") -> DsConfig:
     if recompute not in RECOMPUTES:
         take.wrong("/dsplan/recompute", f"is {recompute!r}, but must be one of {', '.join(RECOMPUTES)}")
     clip = raw.get("gradient_clipping", GRADIENT_CLIPPING_DEFAULT)
-    if clip != AUTO and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
+    if clip != AUTO and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or clip != clip):
         take.wrong("/gradient_clipping", f"is {_shape(clip)}, but must be a number (0 switches it off)")
     config = DsConfig(
         raw=MappingProxyType(dict(raw)),
@@ -294,6 +294,11 @@ def _autos(value: Any, pointer: str = "") -> list[str]:
     return []
 
 
+def named_block(raw: Mapping[str, Any], key: str) -> Named | None:
+    """The optimizer or scheduler block, also of a config in which other things are wrong; None where it is itself."""
+    return _Reader(raw, "").named(key)
+
+
 class _Reader:
     """Takes values out of the object and collects what is wrong with them, so that all is said at once."""
 
@@ -361,7 +366,10 @@ class _Reader:
             self.wrong(f"/{name}/{key}", f"is {_shape(value)}, but must be a number")
             return default
         if (low is not None and value < low) or (high is not None and value > high):
-            between = f"{low:g} to {high:g}" if high is not None else f"at least {low:g}"
+            if high is None:
+                between = f"at least {low:g}"
+            else:
+                between = f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
             self.wrong(f"/{name}/{key}", f"is {_shape(value)}, but must be {between}")
             return default
         return value

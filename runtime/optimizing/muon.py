@@ -47,6 +47,8 @@ class Muon(Optimizer):
                 group.setdefault(key, value)
             if group["use_muon"] and group["ns_method"] not in get_args(Method):
                 raise ValueError(f"ns_method is {group['ns_method']!r}, but must be gram or standard")
+            if group["lr"] < 0 or not 0 <= group.get("momentum", 0) < 1:
+                raise ValueError("lr must be at least 0, and momentum 0 to below 1")
         super().__init__(groups, {})
         others = [group for group in self.param_groups if not group["use_muon"]]
         self._adam = AdamW(others, fused=True) if others else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from dsplan.runtime.optimizing.adam import FusedAdam
+from dsplan.runtime.optimizing.kinds import wrong_kinds
 from dsplan.runtime.optimizing.lamb import Lamb
 from dsplan.runtime.optimizing.lion import Lion
 from dsplan.runtime.optimizing.muon import Muon
@@ -81,7 +82,8 @@ def _described(kind: Callable[..., Optimizer], options: dict[str, Any]) -> Recip
 
 
 def wrong_options(named: Named) -> list[str]:
-    """What the optimizer does not take: every unknown name, else the first wrong value. Nothing where its type is unknown."""
+    """What the optimizer does not take: every unknown name, else every value of a wrong kind, else the first wrong value.
+    Nothing where its type is unknown."""
     try:
         made = recipe(named)
     except Problem:  # native_support says so
@@ -92,6 +94,9 @@ def wrong_options(named: Named) -> list[str]:
     if unknown:
         return [f"{named.type} does not take {', '.join(unknown)}"]
     options = {key: value for key, value in options.items() if key in made.known}
+    wrong = wrong_kinds(_muon_options if made.kind is Muon else made.kind, options)
+    if wrong:
+        return [f"{named.type}: {', '.join(wrong)}"]
     parameter = nn.Parameter(torch.zeros(1))
     try:
         if made.kind is Muon:
@@ -101,6 +106,18 @@ def wrong_options(named: Named) -> list[str]:
     except (TypeError, ValueError, RuntimeError) as error:
         return [f"{named.type} does not take these ({error})"]
     return []
+
+
+def _muon_options(
+    lr: float = 0.02,
+    momentum: float = 0.95,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-10,
+    muon_lr: float | None = None,
+    adam_lr: float | None = None,
+) -> None:
+    """The kinds of what Muon's block holds."""
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from dsplan.runtime.groups import note
 from dsplan.runtime.optimizing.courses import COURSES, Betas, Course
+from dsplan.runtime.optimizing.kinds import wrong_kinds
 from dsplan.schemas import native_support
 from dsplan.schemas.config import Named
 from dsplan.schemas.problem import Problem
@@ -122,7 +123,8 @@ def advance(schedule: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def wrong_params(named: Named, *, whole: bool) -> list[str]:
-    """Every parameter that the schedule does not take and, where params is whole, that it lacks; else the first wrong value."""
+    """Every parameter that the schedule does not take, is of a wrong kind or, where params is whole, lacks; else the first
+    wrong value."""
     maker: Callable[..., Any] | None = COURSES.get(named.type)
     if maker is None and named.type in native_support.TORCH_SCHEDULERS:
         maker = getattr(lr_scheduler, named.type)
@@ -134,17 +136,24 @@ def wrong_params(named: Named, *, whole: bool) -> list[str]:
     absent = [key for key, value in known.items() if value.default is value.empty and key not in named.params]
     found = [f"{named.type} does not take {', '.join(unknown)}"] if unknown else []
     found += [f"{named.type} needs {', '.join(absent)}"] if absent and whole else []
+    wrong = wrong_kinds(maker, named.params)
+    last = named.params.get("last_batch_iteration", -1)
+    if "last_batch_iteration" not in known and type(last) is not int:
+        wrong.append(f"last_batch_iteration is {last!r}, but must be a whole number")
+    found += [f"{named.type}: {', '.join(wrong)}"] if wrong else []
     if found or absent or "auto" in [value for value in named.params.values() if isinstance(value, str)]:
         return found
     groups = max((len(value) for value in named.params.values() if isinstance(value, list)), default=1)
     if named.type == "MultiStepLR":
         groups = 1
+    optimizer = torch.optim.Adam([{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(groups)], lr=1e-3)
     try:
-        build_schedule(
-            named, torch.optim.Adam([{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(groups)], lr=1e-3)
-        )
-    except Problem as problem:
-        return [str(problem).removeprefix("scheduler.params: ")]
+        made = build_schedule(named, optimizer)
+        optimizer.step()
+        made.step()
+    except (Problem, ArithmeticError) as problem:
+        text = str(problem).removeprefix("scheduler.params: ")
+        return [text if isinstance(problem, Problem) else f"{named.type} does not take these ({text})"]
     return []
 
 

@@ -98,7 +98,7 @@ def test_a_schedule_that_needs_the_loss_says_how_it_is_told():
         (
             "WarmupLR",
             {"warmup_num_steps": 1.5},
-            ["WarmupLR does not take these (warmup_num_steps is 1.5, but must be a positive whole number)"],
+            ["WarmupLR: warmup_num_steps is 1.5, but must be a whole number"],
         ),
         ("StepLR", {}, ["StepLR needs step_size"]),
         ("WarmupLR", {"warmup_num_steps": "auto"}, []),
