@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from dsplan.runtime.checkpoints.choosing import Chosen
 from dsplan.runtime.checkpoints.importing.converting import convert
-from dsplan.runtime.checkpoints.importing.reading import read_tag
+from dsplan.runtime.checkpoints.importing.reading import read_tag, refuse_damaged
 from dsplan.runtime.checkpoints.manifest import ASIDE, faults
 from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.tensors import MODEL
@@ -71,7 +71,9 @@ def whole_model(chosen: Chosen) -> Iterator[Part]:
     """The model's tensors as they were saved, fp32 masters, by their plain names. Problem where one is damaged or absent."""
     path = chosen.path
     if chosen.kind in ("deepspeed", "universal"):  # the latter is refused by what reads it
-        converted = convert(read_tag(path), with_optimizer=False)
+        saved = read_tag(path)
+        refuse_damaged(saved)
+        converted = convert(saved, with_optimizer=False)
         scalars, parts = set(converted.state["scalars"]), list(converted.parts)
     else:
         if chosen.kind == "native":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from dsplan.runtime.checkpoints import manifest
 from dsplan.runtime.checkpoints.choosing import kind_of, latest_of, refuse_no_folder, tags_in
 from dsplan.runtime.checkpoints.importing.converting import convert
+from dsplan.runtime.checkpoints.importing.pickles import zip_fault
 from dsplan.runtime.checkpoints.importing.reading import read_tag
 from dsplan.runtime.checkpoints.places import LATEST, REMOVED, REPLACED
 from dsplan.runtime.checkpoints.plain import decode
@@ -160,7 +160,7 @@ def _all_faults(path: Path, kind: Kind) -> list[str]:
         return manifest.faults(path)
     try:
         if kind == "deepspeed":
-            found = [fault for file in sorted(path.glob("*.pt")) if (fault := _zip_fault(file)) is not None]
+            found = [fault for file in sorted(path.glob("*.pt")) if (fault := zip_fault(file)) is not None]
             if not found:
                 for part in convert(read_tag(path)).parts:
                     part.make()
@@ -171,15 +171,3 @@ def _all_faults(path: Path, kind: Kind) -> list[str]:
     except Problem as problem:
         return [str(problem)]
     return []
-
-
-def _zip_fault(path: Path) -> str | None:
-    """The checksums that a zip keeps of its entries."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                return None  # what reads it says so
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        return f"{path}: is truncated, or no zip as torch.save writes it ({error})"
-    return None if bad is None else f"{path}: checksum of {bad} in it differs: it is damaged"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsplan.runtime.checkpoints import places
 from dsplan.runtime.checkpoints.importing.converting import Converted, convert
-from dsplan.runtime.checkpoints.importing.reading import read_tag
+from dsplan.runtime.checkpoints.importing.reading import read_tag, refuse_damaged
 from dsplan.runtime.checkpoints.manifest import write_manifest, write_whole
 from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.whole_files import write_parts
@@ -20,7 +20,9 @@ FILE_BYTES = 5_000_000_000
 
 def import_checkpoint(source: Path, out: Path, *, with_optimizer: bool = True) -> Written:
     """source: the folder of one tag. Problem where it is not DeepSpeed's, is damaged, or OUT holds the tag already."""
-    converted = convert(read_tag(source), with_optimizer=with_optimizer)
+    saved = read_tag(source)
+    refuse_damaged(saved)
+    converted = convert(saved, with_optimizer=with_optimizer)
     tag = source.name
     if (out / tag).exists():
         raise Problem(f"{out / tag} exists already; remove it, or name another folder")

@@ -162,6 +162,18 @@ def _globals_of(path: Path, text: bytes) -> set[str]:
     return names
 
 
+def zip_fault(path: Path) -> str | None:
+    """What the checksums tell that a zip keeps of its entries, or None. Reads it whole, piece by piece."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                return None  # what reads it says so
+            bad = archive.testzip()
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+        return f"{path}: is truncated, or no zip as torch.save writes it ({error})"
+    return None if bad is None else f"{path}: checksum of {bad} in it differs: it is damaged"
+
+
 def _tensors(value: Any, path: Path) -> Iterator[torch.Tensor]:
     """Every tensor in it. Problem where containers hold themselves, or one is deeper than any of DeepSpeed's."""
     seen: set[int] = set()

@@ -12,7 +12,7 @@ import torch
 from dsplan.runtime.checkpoints.importing.flat import Place, Stretch, cut_by_rank, cut_each
 from dsplan.runtime.checkpoints.importing.folders import Files, files_of
 from dsplan.runtime.checkpoints.importing.naming import names_in_flat, names_of
-from dsplan.runtime.checkpoints.importing.pickles import ZeroStage, read_saved
+from dsplan.runtime.checkpoints.importing.pickles import ZeroStage, read_saved, zip_fault
 from dsplan.schemas.problem import Problem
 
 NO_PARTITION = "is no file that save_checkpoint of DeepSpeed writes"
@@ -66,6 +66,8 @@ def read_tag(folder: Path) -> Saved:
                     f"{path}: has {key} {_short(model.get(key))}, but {files.model[0].name} has {_short(first.get(key))}; files of two "
                     "checkpoints are mixed"
                 )
+    ranks = int(first.get("dp_world_size") or 1)
+    _refuse_other_count(folder, files, ranks, fewer=True)
     for path, state in zip(files.optimizer, optimizer, strict=True):
         if not isinstance(state, Mapping):
             raise Problem(f"{path}: {NO_PARTITION}")
@@ -75,24 +77,26 @@ def read_tag(folder: Path) -> Saved:
                 f"{path}: its optimizer's numbers (step, lr, loss scale) differ from those of {files.optimizer[0].name}; files "
                 "of two checkpoints are mixed"
             )
-    ranks = int(first.get("dp_world_size") or 1)
     partitioned = len(files.model) if files.model[0].name.startswith("zero_pp") else ranks
     if partitioned != ranks:
         raise Problem(
             f"{folder}: was written by {ranks} ranks, but there are model files of {partitioned}; "
             f"zero_pp_rank_{min(partitioned, ranks)}_mp_rank_00_model_states.pt is {'absent' if partitioned < ranks else 'too many'}"
         )
-    if files.optimizer and len(files.optimizer) != ranks:
-        lacking = files.optimizer[0].name.replace("pp_rank_0_", f"pp_rank_{min(len(files.optimizer), ranks)}_")
-        raise Problem(
-            f"{folder}: was written by {ranks} ranks, but there are optimizer files of {len(files.optimizer)}; {lacking} is "
-            f"{'absent' if len(files.optimizer) < ranks else 'too many'}"
-        )
+    _refuse_other_count(folder, files, ranks, fewer=False)
     if first.get("param_shapes") and not files.optimizer:
         raise Problem(
             f"{folder}: has no *_optim_states.pt, which hold the fp32 weights and the optimizer's state of each rank"
         )
     return Saved(files, first, tuple(models[1:]), optimizer, _zero_stage(files, optimizer))
+
+
+def refuse_damaged(saved: Saved) -> None:
+    """Problem that names the file whose bytes are not those that were written: read_tag maps tensors, and reads none."""
+    for path in (*saved.files.model, *saved.files.optimizer):
+        fault = zip_fault(path)
+        if fault is not None:
+            raise Problem(fault)
 
 
 def trained(saved: Saved) -> Trained | None:
@@ -120,6 +124,17 @@ def _refuse_parallel(path: Path, model: Mapping[str, Any]) -> None:
         raise Problem(f"{path}: this checkpoint is split by model parallelism, which is not imported")
     if model.get("num_experts"):
         raise Problem(f"{path}: this checkpoint holds a mixture of experts, which is not imported")
+
+
+def _refuse_other_count(folder: Path, files: Files, ranks: int, *, fewer: bool) -> None:
+    """Problem that names the first optimizer file which is absent, or one too many."""
+    count = len(files.optimizer)
+    if count and count != ranks and fewer == (count < ranks):
+        name = files.optimizer[0].name.replace("pp_rank_0_", f"pp_rank_{min(count, ranks)}_")
+        raise Problem(
+            f"{folder}: was written by {ranks} ranks, but there are optimizer files of {count}; {name} is "
+            f"{'absent' if fewer else 'too many'}"
+        )
 
 
 def _refuse_other_world(path: Path, state: Mapping[str, Any], files: int) -> None:
