@@ -13,6 +13,7 @@ No name aside matches `global_step*`. What is said of files here is done by rank
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -25,6 +26,9 @@ from dsplan.schemas.problem import Problem
 
 LATEST = "latest"
 REPLACED, REMOVED = ".replaced_", ".removed_"
+LOCK = "lock"
+"""In what is being written: a lock of the process's own (POSIX), which no child inherits."""
+_writing: dict[Path, int] = {}
 OWN_TAGS = re.compile(r"global_step\d+")
 """What save_checkpoint calls a checkpoint that the script gives no tag: these alone are counted by keep_last."""
 
@@ -58,7 +62,10 @@ def is_tag(text: str) -> bool:
 
 
 def begin(folder: Path, tag: str) -> Path:
-    """An empty folder aside; leftovers of killed saves are gone. OSError where that cannot be."""
+    """An empty folder aside; leftovers of killed saves are gone, what others are writing is not. OSError where that cannot be.
+
+    Problem where another process is writing the same tag.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / LATEST).is_dir():
         raise Problem(
@@ -67,15 +74,45 @@ def begin(folder: Path, tag: str) -> Path:
     put_back(folder)
     if decided_latest(folder) is not None:
         os.replace(folder / f"{ASIDE}{LATEST}", folder / LATEST)
+    aside = aside_of(folder, tag)
+    if aside not in _writing and _is_being_written(aside):
+        raise Problem(f"{aside} is being written by another process; give each run a folder of its own")
     for prefix in (ASIDE, REPLACED, REMOVED):
         for left in folder.glob(f"{prefix}*"):
+            if left != aside and (left in _writing or _is_being_written(left)):
+                continue
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
-    aside = aside_of(folder, tag)
+    _let_go(aside)
     aside.mkdir()
+    with contextlib.suppress(OSError):  # a file system without locks
+        _writing[aside] = os.open(aside / LOCK, os.O_WRONLY | os.O_CREAT)
+        fcntl.lockf(_writing[aside], fcntl.LOCK_EX | fcntl.LOCK_NB)
     return aside
 
 
+def _let_go(aside: Path) -> None:
+    descriptor = _writing.pop(aside, None)
+    if descriptor is not None:
+        os.close(descriptor)
+        (aside / LOCK).unlink(missing_ok=True)
+
+
+def _is_being_written(aside: Path) -> bool:
+    """By another process: one that was killed has lost its lock."""
+    try:
+        file = open(aside / LOCK, "r+b")  # noqa: SIM115
+    except OSError:  # it has none
+        return False
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in (errno.EACCES, errno.EAGAIN)
+    return False
+
+
 def give_up(folder: Path, tag: str) -> None:
+    _let_go(aside_of(folder, tag))
     shutil.rmtree(aside_of(folder, tag), ignore_errors=True)
     (folder / f"{ASIDE}{LATEST}").unlink(missing_ok=True)
 
@@ -89,6 +126,7 @@ def put_in_place(folder: Path, tag: str, *, save_latest: bool) -> None:
         place.rename(replaced)
     if save_latest:
         write_whole(wanted, tag)
+    _let_go(aside)
     aside.rename(place)
     sync_folder(folder)
     if save_latest:

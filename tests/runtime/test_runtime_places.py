@@ -1,5 +1,8 @@
 """What a save leaves aside when it is killed at any of its steps, and what the next one makes of it."""
 
+import subprocess
+import sys
+
 import pytest
 from dsplan.runtime.checkpoints import places
 from dsplan.runtime.checkpoints.finding import find
@@ -43,6 +46,43 @@ def killed_at(monkeypatch, count):
     monkeypatch.setattr(places, "sync_folder", counted(places.sync_folder))
 
 
+BEGIN = """
+import sys, time
+from pathlib import Path
+from dsplan.runtime.checkpoints import places
+places.begin(Path(sys.argv[1]), "step1")
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_another_process_is_writing_is_left_alone_until_that_process_has_ended(tmp_path):
+    aside = tmp_path / ".partial_step1"
+    with subprocess.Popen(
+        [sys.executable, "-c", BEGIN, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"begun\n"
+        save(tmp_path, "step2")
+        with pytest.raises(Problem) as refused:
+            places.begin(tmp_path, "step1")
+        other.kill()
+    assert str(refused.value) == f"{aside} is being written by another process; give each run a folder of its own"
+    assert aside.is_dir()
+    save(tmp_path, "step1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step1", "step2"]
+    assert sorted(path.name for path in (tmp_path / "step1").iterdir()) == ["manifest.json", "state.json"]
+
+
+def test_two_engines_of_one_process_write_side_by_side(tmp_path):
+    """In the background, into one folder under tags of their own."""
+    first = places.begin(tmp_path, "one")
+    second = places.begin(tmp_path, "two")
+    for aside, tag in ((first, "one"), (second, "two")):
+        fill(aside, tag, tag)
+        places.put_in_place(tmp_path, tag, save_latest=True)
+    assert sorted(complete_tags(tmp_path)) == ["one", "two"]
+
+
 @pytest.mark.parametrize("again", ["step2", "step1"])
 def test_whenever_a_save_is_killed_what_was_complete_is_loaded_and_the_next_save_cleans_up(
     tmp_path, monkeypatch, again
@@ -59,6 +99,7 @@ def test_whenever_a_save_is_killed_what_was_complete_is_loaded_and_the_next_save
                 save(folder, again, "two")
             except Killed:
                 finished = False
+                places._writing.clear()  # a process that is killed loses its locks
         found = find(folder, None)
         text = (folder / found.path / "state.json").read_text()
         outcomes.add(text)
