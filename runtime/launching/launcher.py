@@ -53,6 +53,8 @@ def launch(
     into run_dir (default: a temporary folder) and prints predicted beside measured, or run.json with as_json. Problem
     where nothing could be started.
     """
+    if target.suffix == ".py" and target.is_file():
+        raise Problem(f"{target}: is a script, but the plan or DeepSpeed JSON goes first: launch CONFIG {target}")
     raw = load_config_file(target)
     plan = _plan(raw, target)
     config = plan.ds_config if plan else raw
@@ -264,7 +266,8 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _record(folder: Path, rank: int) -> dict[str, Any]:
     path = folder / f"record_{rank}.json"
-    if not path.exists():
+    try:
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):  # none, or killed while it was written
         return {"rank": rank, "ledger": None, "note": f"no record of rank {rank}"}
-    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return {"rank": rank, **record}

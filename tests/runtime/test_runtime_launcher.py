@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dsplan.runtime.launching.launcher import Restarts, launch, next_ranks
+from dsplan.runtime.launching.launcher import Restarts, _record, launch, next_ranks
 from dsplan.schemas.ledger import Ledger
 from dsplan.schemas.problem import Problem
 from launching import start_launch
@@ -311,6 +311,13 @@ time.sleep(600)
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("text", [None, "", '{"ledger": {"it'])
+def test_a_record_that_a_killed_rank_left_half_written_is_none(tmp_path, text):
+    if text is not None:
+        (tmp_path / "record_1.json").write_text(text)
+    assert _record(tmp_path, 1) == {"rank": 1, "ledger": None, "note": "no record of rank 1"}
 
 
 def test_a_script_that_never_calls_initialize_is_an_error(launched, tmp_path):
