@@ -16,8 +16,6 @@ class ModuleFlops:
     kind: str
     params: int
     forward_flops: int
-    step_flops: int
-    """Forward and backward, with what was computed again."""
 
     @property
     def depth(self) -> int:
@@ -33,6 +31,7 @@ class Profile:
     params: int
     forward_flops: int
     step_flops: int
+    """Forward and backward, with what was computed again."""
     step_seconds: float | None
     """Of one that nothing slows down; None where it is not known yet."""
     global_batch: int
@@ -69,7 +68,7 @@ def rates_text(profile: Profile) -> str:
     peak = profile.device_flops_per_second
     mfu = f"MFU {speed / peak:.1%}" if peak else "no MFU: the peak of this device is not known"
     return (
-        f"a step as that takes {seconds(profile.step_seconds)}: {rate(profile.global_batch / profile.step_seconds)} samples/s, "
+        f"a step like that takes {seconds(profile.step_seconds)}: {rate(profile.global_batch / profile.step_seconds)} samples/s, "
         f"{flops(speed)}/s per GPU (3 x forward), {mfu}"
     )
 
@@ -82,13 +81,13 @@ def _kinds(profile: Profile, depth: int, top: int) -> str:
     for module in profile.modules:
         if module.depth == wanted:
             kinds.setdefault(module.kind, []).append(module)
-    ranked = sorted(kinds.items(), key=lambda item: -sum(module.step_flops for module in item[1]))[:top]
+    ranked = sorted(kinds.items(), key=lambda item: -sum(module.forward_flops for module in item[1]))[:top]
     rows = [(kind, len(members), *_numbers(profile, members)) for kind, members in ranked]
     if not rows:
         return ""
     title = f"at depth {wanted}, by class:"
-    headers = ("class", "modules", "params", "forward", "with backward", "share")
-    return f"{title}\n{tabulate(rows, headers, disable_numparse=True, colalign=('left', *('right',) * 5))}"
+    headers = ("class", "modules", "params", "forward", "share")
+    return f"{title}\n{tabulate(rows, headers, disable_numparse=True, colalign=('left', *('right',) * 4))}"
 
 
 def _modules(profile: Profile) -> str:
@@ -100,15 +99,14 @@ def _modules(profile: Profile) -> str:
         )
         for module in profile.modules
     ]
-    headers = ("module", "class", "params", "forward", "with backward", "share")
+    headers = ("module", "class", "params", "forward", "share")
     tabulated = tabulate(
-        rows, headers, disable_numparse=True, colalign=("left", "left", *("right",) * 4), preserve_whitespace=True
+        rows, headers, disable_numparse=True, colalign=("left", "left", *("right",) * 3), preserve_whitespace=True
     )
     return tabulated
 
 
-def _numbers(profile: Profile, members: list[ModuleFlops]) -> tuple[str, str, str, str]:
+def _numbers(profile: Profile, members: list[ModuleFlops]) -> tuple[str, str, str]:
     forward = sum(module.forward_flops for module in members)
-    every = sum(module.step_flops for module in members)
-    share = f"{every / profile.step_flops:.1%}" if profile.step_flops else "-"
-    return count(sum(module.params for module in members)), flops(forward), flops(every), share
+    share = f"{forward / profile.forward_flops:.1%}" if profile.forward_flops else "-"
+    return count(sum(module.params for module in members)), flops(forward), share

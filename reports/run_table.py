@@ -26,9 +26,10 @@ def as_text(
     predicted_step: seconds, on the cluster that the plan was made for.
     """
     held = {rank: ledger for rank, ledger in enumerate(ledgers) if ledger is not None}
-    missing = [f"no record of rank {rank}" for rank in range(len(ledgers)) if rank not in held]
+    there = {rank for rank, device in enumerate(devices) if device is not None} | set(held)
+    missing = [f"no record of rank {rank}" for rank in range(len(ledgers)) if rank not in there]
     if not held:
-        return "\n".join(["nothing was measured: no optimizer step was made", *missing])
+        return "\n".join(["nothing was measured: no step was watched to its end", *missing])
     worst = max(held, key=lambda rank: held[rank].allocated_bytes)
     ledger = held[worst]
     told = predicted or {}

@@ -173,8 +173,8 @@ def _restore_rest(engine: Engine, state: Mapping[str, Any], wishes: Wishes) -> N
         engine.training_dataloader.resume(state["data"])
     if engine.world_size > state["world_size"]:
         note(
-            f"saved by {state['world_size']} ranks: the random number generators of ranks {state['world_size']} to "
-            f"{engine.world_size - 1} go on as the script has seeded them"
+            f"the checkpoint holds the random number generators of {state['world_size']} of {engine.world_size} ranks: those "
+            f"of the ranks from {state['world_size']} on stay as the script has seeded them"
         )
 
 

@@ -15,10 +15,25 @@ from dsplan.runtime.groups import note
 from dsplan.runtime.measuring.observing import Observer
 from dsplan.schemas.cluster import gpu_of
 from dsplan.schemas.problem import Problem
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call]
+
+
+ON_CPU = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""Attention as the host carries it out, which torch's counter does not know; counted as on a GPU."""
 
 PROFILE_STEP, TOP_MODULES = 1, 1
 """Source: deepspeed/profiling/constants.py (0.19.8)."""
@@ -40,7 +55,7 @@ class FlopsProfile(Observer):
         self._file = block.get("output_file") or None
         self._counter: FlopCounterMode | None = None
         self._forward: Counter[str] = Counter()
-        self._both: Counter[str] = Counter()
+        self._both = 0
         self._micro_batches = 0
         self._began = 0.0
         self._profile: Profile | None = None
@@ -50,7 +65,7 @@ class FlopsProfile(Observer):
             self._began = time.perf_counter()
         self._micro_batches += 1
         if self._engine.global_steps == self._at:
-            self._counter = FlopCounterMode(display=False)
+            self._counter = FlopCounterMode(display=False, custom_mapping=ON_CPU)
             self._counter.__enter__()  # type: ignore[no-untyped-call]
 
     def backward_begins(self) -> None:
@@ -60,7 +75,7 @@ class FlopsProfile(Observer):
     def backward_ends(self, loss: torch.Tensor) -> None:
         if self._counter is not None:
             self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._both.update(_by_module(self._counter))
+            self._both += self._counter.get_total_flops()
             self._counter = None
 
     def step_ends(self) -> None:
@@ -83,7 +98,7 @@ class FlopsProfile(Observer):
             micro_batches=self._micro_batches,
             params=sum(parameter.numel() for parameter in engine.module.parameters()),
             forward_flops=self._forward["Global"],
-            step_flops=self._both["Global"],
+            step_flops=self._both,
             step_seconds=None,
             global_batch=engine.train_batch_size(),
             device_flops_per_second=_peak_flops_per_second(engine),
@@ -107,7 +122,8 @@ class FlopsProfile(Observer):
             ) from error
 
     def _modules(self) -> list[ModuleFlops]:
-        """Each module that was called, by its path in the model."""
+        """Each module's forward, by its path in the model. Of backward the whole alone is told: what is computed again in it
+        runs under other modules' names."""
         found = []
         for name, module in self._engine.module.named_modules():
             key = f"{type(self._engine.module).__name__}.{name}" if name else type(self._engine.module).__name__
@@ -117,7 +133,6 @@ class FlopsProfile(Observer):
                     kind=type(module).__name__.removeprefix("FSDP"),
                     params=sum(parameter.numel() for parameter in module.parameters()),
                     forward_flops=self._forward[key],
-                    step_flops=self._both[key],
                 )
             )
         return found

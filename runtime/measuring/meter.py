@@ -38,7 +38,7 @@ class Meter(Observer):
         self.ledger: Ledger | None = None
         """Of the last step that was watched."""
         self._watch: StepWatch | None = None
-        self._watched = 0
+        self._watched = self._tried = 0
         self._skipped_before = 0
         self._allocated: dict[Phase, int] = {}
         self._phase: Phase | None = None
@@ -75,6 +75,7 @@ class Meter(Observer):
             self._allocated = {}
             self._watch = None
             self.watched_step = self._engine.global_steps
+            self._tried += 1
             if self._engine.skipped_steps == self._skipped_before:
                 self._watched += 1
             self._last_end = None
@@ -100,7 +101,7 @@ class Meter(Observer):
     def _wanted(self) -> bool:
         if self._steps is not None:
             return self._engine.global_steps + 1 in self._steps
-        return self._watched < STEPS_WATCHED and self._engine.global_steps < STEPS_TRIED
+        return self._watched < STEPS_WATCHED and self._tried < STEPS_TRIED
 
     def _count_allocator(self, phase: Phase | None) -> None:
         """On a GPU: note the allocator's peak of the phase that ends, and start afresh for the one that begins."""

@@ -22,7 +22,11 @@ class ProgressLine(Observer):
         self._engine = engine
         self._every = steps_per_print
         self._loss = StepLoss(engine.device)
-        self._told = (time.perf_counter(), 0)
+        self._told: tuple[float, int] | None = None
+
+    def forward_begins(self, inputs: list[torch.Tensor]) -> None:
+        if self._told is None:  # after a checkpoint was loaded, if one was
+            self._told = (time.perf_counter(), self._engine.global_samples)
 
     def backward_ends(self, loss: torch.Tensor) -> None:
         if (self._engine.global_steps + 1) % self._every == 0:
@@ -33,6 +37,7 @@ class ProgressLine(Observer):
         if engine.global_steps % self._every:
             return
         loss, now = self._loss.take(), time.perf_counter()
+        assert self._told is not None
         (since, samples), self._told = self._told, (now, engine.global_samples)
         note(
             progress_text(

@@ -46,4 +46,8 @@ def test_the_slowest_ranks_step_and_the_devices_are_told():
 
 def test_a_rank_without_a_record_is_named():
     assert as_text(None, [None, ledger(8)]).endswith("no record of rank 0")
-    assert as_text(None, [None]) == "nothing was measured: no optimizer step was made\nno record of rank 0"
+    assert as_text(None, [None]) == "nothing was measured: no step was watched to its end\nno record of rank 0"
+
+
+def test_a_rank_that_watched_nothing_has_its_record():
+    assert as_text(None, [None], devices=["cpu"]) == "nothing was measured: no step was watched to its end"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dsplan.runtime.measuring.asked import wrong_values
+from dsplan.runtime.measuring.meter import Meter
 from dsplan.runtime.measuring.monitors import COMET_SAMPLES, comet_writer, csv_writer, enabled_blocks, wandb_writer
 from dsplan.schemas.problem import Problem
 from ranks import run_ranks
@@ -185,3 +186,44 @@ def test_comet_is_told_once_in_samples_log_interval(monkeypatch):
 def test_values_that_cannot_be_meant_are_refused(raw, told):
     assert [pointer for pointer, refused, _ in wrong_values(raw) if refused] == [told]
     assert list(wrong_values({"steps_per_print": float("inf"), "wall_clock_breakdown": "auto"})) == []
+
+
+class Counting:
+    """An engine as far as meter and progress look at it."""
+
+    skipped_steps = 0
+
+    def __init__(self, global_steps, global_samples):
+        import torch
+
+        self.global_steps, self.global_samples, self.device = global_steps, global_samples, torch.device("cpu")
+
+    def get_lr(self):
+        return [0.1]
+
+    def get_mom(self):
+        return [0.9]
+
+    def get_global_grad_norm(self):
+        return 1.0
+
+
+def test_a_resumed_run_counts_the_samples_of_its_own_time(monkeypatch, capsys):
+    """8 samples within 2 seconds, whatever the run before it has seen."""
+    from dsplan.runtime.measuring import progress_line
+
+    clock = iter([100.0, 102.0])
+    monkeypatch.setattr(progress_line.time, "perf_counter", lambda: next(clock))
+    engine = Counting(0, 0)
+    line = progress_line.ProgressLine(engine, 1)
+    monkeypatch.setattr(line._loss, "take", lambda: 1.0)
+    engine.global_steps, engine.global_samples = 50, 400  # a checkpoint is loaded
+    line.forward_begins([])
+    engine.global_steps, engine.global_samples = 51, 408
+    line.step_ends()
+    assert "samples/s=4" in capsys.readouterr().err
+
+
+def test_the_meter_watches_the_first_steps_of_a_resumed_run():
+    meter = Meter(Counting(50, 400))
+    assert meter._wanted()
