@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 _pools: dict[int, list[tuple[BaseProcess, Connection]]] = {}
 
 
@@ -21,7 +21,7 @@ def run_ranks(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[
     """function(*args) on every rank of a process group; what each returned, by rank.
 
     function must be a module's (spawned processes find it by name); what it takes and returns is pickled. One thread
-    each. AssertionError with the traceback of each rank that raised, or that said nothing within 60 s.
+    each. AssertionError with the traceback of each rank that raised, or that said nothing within 120 s.
     """
     if num_ranks not in _pools:
         _pools[num_ranks] = _start(num_ranks)
