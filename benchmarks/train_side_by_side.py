@@ -2,7 +2,7 @@
 
 Two gloo ranks train a GPT of 29 M parameters on 128 tokens each, with AdamW and clipping. For each ZeRO stage and precision
 the three take turns step by step, so that other work on the machine disturbs all alike; printed are the medians, their
-ratios, and the median of the ratios round by round, which is steadier. Bare PyTorch is DDP at stage 0 in fp32, `replicate`
+ratios, the median of the ratios round by round, and the ratio of processor time, which a busy machine disturbs least. Bare PyTorch is DDP at stage 0 in fp32, `replicate`
 at stage 0 in bf16, and FSDP2 by blocks at stages 1 to 3, with a hand-written loop. `--bytes` measures instead the peak of
 live bytes of rank 0 in the third step, each engine in a process of its own. DeepSpeed gets small buckets (BUCKET=N elements). Without deepspeed in the environment it is
 left out.
@@ -131,20 +131,23 @@ def timed(rank: int, store: str, names: list[str], rounds: int, wanted: tuple[An
     steps = {name: MAKERS[name](*wanted) for name in names}
     tokens = torch.randint(VOCAB, (MICRO_BATCH, SEQ_LEN))
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    processor: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds + 2):  # two to warm up
         for name in names if turn % 2 else names[::-1]:
             dist.barrier()
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             steps[name](tokens)
             dist.barrier()
             if turn >= 2:
                 seconds[name].append(time.perf_counter() - began)
+                processor[name].append(time.process_time() - used)
     if rank == 0:
         told = "  ".join(f"{name} {statistics.median(values):.3f} s" for name, values in seconds.items())
         for name in names[1:]:
             by_round = [own / other for own, other in zip(seconds["dsplan"], seconds[name], strict=True)]
             medians = statistics.median(seconds["dsplan"]) / statistics.median(seconds[name])
-            told += f"  /{name} x{medians:.2f} (by round x{statistics.median(by_round):.2f})"
+            used_up = statistics.median(processor["dsplan"]) / statistics.median(processor[name])
+            told += f"  /{name} x{medians:.2f} (by round x{statistics.median(by_round):.2f}, processor x{used_up:.2f})"
         print(f"zero {wanted[1]} {wanted[2]} accumulation {wanted[3]}: {told}", flush=True)
     dist.destroy_process_group()
 

@@ -28,5 +28,6 @@ def as_text(ledger: Ledger, *, step: int, rank: int) -> str:
     rows.append(["between steps", *"-" * len(CATEGORIES), in_unit(ledger.resident_bytes, unit)])
     table = tabulate(rows, HEADERS, disable_numparse=True, colalign=("left", *("right",) * (len(HEADERS) - 1)))
     moved = [f"{c.kind} {c.count} times, {size(c.payload_bytes)}" for c in ledger.collectives]
-    lines = [f"memory of rank {rank} at step {step}, in {name} (measured)", table]
+    offloaded = [f"on the host (offload): {size(ledger.host_bytes)}"] if ledger.host_bytes else []
+    lines = [f"memory of rank {rank} at step {step}, in {name} (measured)", table, *offloaded]
     return "\n".join([*lines, *([f"collectives: {'; '.join(moved)}"] if moved else [])])

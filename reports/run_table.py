@@ -50,8 +50,9 @@ def as_text(
         f"{collective.kind}: {collective.count} per step, {size(collective.payload_bytes)}"
         for collective in ledger.collectives
     ]
+    offloaded = [f"on the host (offload): {size(ledger.host_bytes)} of rank {worst}"] if ledger.host_bytes else []
     timed = [step_line(steps, devices, predicted_step)] if devices else []
-    return "\n".join([head, table, *traffic, *timed, *missing])
+    return "\n".join([head, table, *offloaded, *traffic, *timed, *missing])
 
 
 def step_line(steps: Sequence[float | None], devices: Sequence[str | None], predicted_step: float | None) -> str:

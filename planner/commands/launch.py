@@ -13,7 +13,9 @@ from dsplan.schemas.problem import Problem
 def launch(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="PLAN_OR_CONFIG", help="plan.json, or a DeepSpeed JSON.")],
-    script: Annotated[str, typer.Argument(help="The training script; what follows it is its own.")],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script; what follows it is its own.")
+    ],
     ranks: Annotated[
         int | None,
         typer.Option("--ranks", min=1, help="Processes on this machine; default: the plan's, else GPUs, else 2."),

@@ -1,5 +1,8 @@
 """The table after a launch, as a person reads it."""
 
+from dataclasses import replace
+
+from dsplan.reports.measured_table import as_text as measured_text
 from dsplan.reports.run_table import as_text
 from dsplan.schemas.ledger import Collective, Ledger, MemoryItem, Moment
 
@@ -34,6 +37,13 @@ def test_the_fullest_rank_stands_beside_the_prediction():
 def test_without_a_prediction_only_the_measure_is_shown():
     text = as_text(None, [ledger(8)])
     assert "predicted" not in text and "12 MiB" in text
+
+
+def test_what_is_offloaded_has_a_line_of_its_own():
+    offloaded = replace(ledger(8), host_bytes=48 * MIB)
+    assert "on the host (offload): 48 MiB of rank 0" in as_text(None, [offloaded]).splitlines()
+    assert "on the host (offload): 48 MiB" in measured_text(offloaded, step=3, rank=0).splitlines()
+    assert "offload" not in as_text(None, [ledger(8)]) + measured_text(ledger(8), step=3, rank=0)
 
 
 def test_the_slowest_ranks_step_and_the_devices_are_told():
