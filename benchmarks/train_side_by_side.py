@@ -2,10 +2,10 @@
 
 Two gloo ranks train a GPT of 29 M parameters on 128 tokens each, with AdamW and clipping. For each ZeRO stage and precision
 the three take turns step by step, so that other work on the machine disturbs all alike; printed are the medians, their
-ratios, the median of the ratios round by round, and the ratio of processor time, which a busy machine disturbs least. Bare PyTorch is DDP at stage 0 in fp32, `replicate`
-at stage 0 in bf16, and FSDP2 by blocks at stages 1 to 3, with a hand-written loop. `--bytes` measures instead the peak of
-live bytes of rank 0 in the third step, each engine in a process of its own. DeepSpeed gets small buckets (BUCKET=N elements). Without deepspeed in the environment it is
-left out.
+ratios, the median of the ratios round by round, and the ratio of processor time, which a busy machine disturbs least. Bare
+PyTorch is DDP at stage 0 in fp32, `replicate` at stage 0 in bf16, and FSDP2 by blocks at stages 1 to 3, with a hand-written
+loop. `--bytes` measures instead the peak of live bytes of rank 0 in the third step, each engine in a process of its own;
+DeepSpeed gets small buckets (BUCKET=N elements in the environment). Without deepspeed it is left out.
 """
 
 from __future__ import annotations
