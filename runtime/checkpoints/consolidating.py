@@ -18,9 +18,10 @@ from dsplan.runtime.checkpoints.choosing import Chosen
 from dsplan.runtime.checkpoints.importing.converting import convert
 from dsplan.runtime.checkpoints.importing.reading import read_tag, refuse_damaged
 from dsplan.runtime.checkpoints.manifest import ASIDE, faults
+from dsplan.runtime.checkpoints.safetensors_file import Part
 from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.tensors import MODEL
-from dsplan.runtime.checkpoints.whole_files import Part, held_tensors, read_held, write_parts
+from dsplan.runtime.checkpoints.whole_files import held_tensors, read_held, write_parts
 from dsplan.schemas.checkpoint import Precision, Written
 from dsplan.schemas.problem import Problem
 

@@ -8,36 +8,18 @@ No more than one tensor is ever held: each is made when its turn comes, written 
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from dsplan.runtime.checkpoints.manifest import File, write_whole
-from dsplan.runtime.checkpoints.writing import KINDS
+from dsplan.runtime.checkpoints.safetensors_file import KINDS, Part, write_file
 from dsplan.schemas.problem import Problem
 
 INDEX = "model.safetensors.index.json"
-_PIECE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class Part:
-    """One tensor to be written. make: gives it, of that shape and dtype."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    make: Callable[[], torch.Tensor]
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def divided(parts: Sequence[Part], most_bytes: int) -> list[list[Part]]:
@@ -70,38 +52,8 @@ def write_parts(folder: Path, parts: Sequence[Part], most_bytes: int, metadata: 
 
 
 def _write(path: Path, parts: Sequence[Part], metadata: Mapping[str, str]) -> File:
-    """Format: 8 bytes that count the header's, the header as JSON, the tensors' bytes. Source: safetensors' README."""
-    ordered = sorted(
-        parts, key=lambda part: -part.dtype.itemsize
-    )  # so that each begins at a multiple of its numbers' size
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
-    start = 0
-    for part in ordered:
-        end = start + part.num_bytes
-        header[part.name] = {"dtype": KINDS[part.dtype], "shape": list(part.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
-    with open(path, "wb", buffering=0) as file:
-
-        def write(data: bytes | memoryview) -> None:
-            digest.update(data)
-            view = memoryview(data)
-            while len(view):
-                view = view[file.write(view) or 0 :]
-
-        write(len(text).to_bytes(8, "little") + text)
-        for part in ordered:
-            tensor = part.make().contiguous()
-            assert (tensor.dtype, tuple(tensor.shape)) == (part.dtype, part.shape), part.name
-            if part.num_bytes:
-                view = memoryview((ctypes.c_char * part.num_bytes).from_address(tensor.data_ptr())).cast("B")
-                for first in range(0, len(view), _PIECE_BYTES):
-                    write(view[first : first + _PIECE_BYTES])
-            del tensor
-        os.fsync(file.fileno())
-    return File(8 + len(text) + start, digest.hexdigest())
+    """The widest dtypes first, so that each tensor begins at a multiple of its numbers' size."""
+    return write_file(path, sorted(parts, key=lambda part: -part.dtype.itemsize), metadata)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dsplan.runtime.checkpoints.importing.naming import same_values
 from dsplan.runtime.checkpoints.importing.pickles import DynamicScale, Inert
 from dsplan.runtime.checkpoints.importing.reading import Saved, Trained, own_tensors, trained
 from dsplan.runtime.checkpoints.plain import encode
+from dsplan.runtime.checkpoints.safetensors_file import Part
 from dsplan.runtime.checkpoints.tensors import MODEL, OPTIMIZER
-from dsplan.runtime.checkpoints.whole_files import Part
 from dsplan.schemas.problem import Problem
 
 OWN_KEYS = {
