@@ -18,6 +18,7 @@ from dsplan.runtime.optimizing.schedules import bound_schedule
 from dsplan.runtime.recompute import apply_recompute
 from dsplan.runtime.settling import settle_config
 from dsplan.runtime.sharding.agreement import refuse_unequal_models
+from dsplan.runtime.sharding.outputs import give_no_views
 from dsplan.runtime.sharding.precision import precision_of
 from dsplan.runtime.sharding.stages import shard
 from dsplan.schemas.offloading import offloading
@@ -79,6 +80,7 @@ def initialize(
         precision=precision_of(ds_config, model),
         offloading=offloading(ds_config.raw, ds_config.zero_stage),
     )
+    give_no_views(sharded.units)
     renaming.close(sharded.masters(), model)
     built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)
     schedule = bound_schedule(lr_scheduler, built, ds_config.scheduler)

@@ -29,9 +29,10 @@ class Verdict:
     """The keys that DeepSpeed does not know."""
 
     def accepted(self) -> DsConfig:
-        """Problem with every reason where there is one."""
+        """Problem with every reason where there is one; several stand on a line each."""
         if self.refusals or self.config is None:
-            raise Problem(f"{self.source}: the native engine cannot carry this out: {'; '.join(self.refusals)}")
+            said = f" {self.refusals[0]}" if len(self.refusals) == 1 else "".join(f"\n  {why}" for why in self.refusals)
+            raise Problem(f"{self.source}: the native engine cannot carry this out:{said}")
         return self.config
 
 

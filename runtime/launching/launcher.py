@@ -105,6 +105,9 @@ def launch(
                 print(f"dsplan: no record of rank {record['rank']}", file=sys.stderr)
         _tell(failure, "" if failure.stopped else "error: ")
         return failure.exit_code
+    for record in records:
+        if "note" in record:
+            print(f"dsplan: {record['note']}: it left without ending the script (os._exit)", file=sys.stderr)
     print(text if as_json else _table(predicted or {}, ledgers, records), flush=True)
     print(f"dsplan: the run's record is {path}", file=sys.stderr, flush=True)
     return 0
