@@ -112,7 +112,7 @@ def _judge(engine: Engine, path: Path, there: Tensors, state: Mapping[str, Any],
     refuse_other_model(str(path), found, strict=wishes.strict)
     if wishes.optimizer and engine.optimizer is not None and state["groups"] is not None:
         refuse_other_optimizer(engine, state.get("optimizer_class"), state["groups"])
-        refuse_other_groups(engine, state["groups"])
+        refuse_other_groups(engine, state["groups"], state["optimizer"] or {})
         refuse_other_shapes(engine, state, there.shapes)
     if wishes.lr_scheduler:
         _judge_schedule(engine, path, state["lr_scheduler"])

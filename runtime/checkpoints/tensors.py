@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,16 +148,21 @@ def refuse_other_optimizer(engine: Engine, saved_class: str | None, saved: list[
         )
 
 
-def refuse_other_groups(engine: Engine, saved: list[dict[str, Any]]) -> None:
-    """The groups themselves are the script's, and must be the same."""
+def refuse_other_groups(engine: Engine, saved: list[dict[str, Any]], trained: Container[str]) -> None:
+    """The groups themselves are the script's, and must be the same. trained: what has optimizer states in the checkpoint.
+
+    But for what is frozen here and has no states there: DeepSpeed's stages 1 to 3 leave such out of their groups. Source:
+    deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, trainable_parameters.
+    """
     mine = [group["params"] for group in plain_groups(engine) or []]
+    idle = {name for name, held in engine.masters().items() if not held.requires_grad and name not in trained}
     if len(mine) != len(saved):
         raise Problem(
             f"the optimizer's groups of parameters: {len(mine)} here, {len(saved)} in the checkpoint; build them as when it was "
             "saved, or load with load_optimizer_states=False"
         )
     for index, (here, group) in enumerate(zip(mine, saved, strict=True)):
-        differing = set(here) ^ set(group["params"])
+        differing = (set(here) ^ set(group["params"])) - idle
         if differing:
             name = min(differing)
             raise Problem(

@@ -59,6 +59,8 @@ class Case:
     ranks: int = 2
     optimizer: str = "AdamW"  # or: SGD (the client's, with momentum), none, FusedAdam, CPUAdam
     groups: bool = False
+    frozen_given: bool = False
+    """The optimizer is given the frozen parameters too."""
     schedule: bool = True
     zero: tuple[tuple[str, Any], ...] = ()
     fp16: tuple[tuple[str, Any], ...] = ()
@@ -104,6 +106,9 @@ CASES = [
     Case("z2_one_rank", 2, ranks=1, groups=True),
     Case("z3_three_ranks", 3, ranks=3, groups=True, zero=(("sub_group_size", 120),)),
     Case("z2_groups_round_robin", 2, "bf16", groups=True, zero=(("round_robin_gradients", True),)),
+    Case("z0_frozen_given", 0, groups=True, frozen_given=True),
+    Case("z1_frozen_given", 1, "bf16", groups=True, frozen_given=True),
+    Case("z3_frozen_given", 3, optimizer="SGD", groups=True, frozen_given=True),
     Case("z2_sgd", 2, optimizer="SGD"),
     Case("z3_sgd_three_ranks", 3, ranks=3, optimizer="SGD", schedule=False),
     Case("z0_sgd_groups", 0, optimizer="SGD", groups=True),
@@ -132,7 +137,7 @@ def build(case: Case, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     """(model, what initialize gets beside the config)."""
     torch.manual_seed(seed)
     model = Small()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad or case.frozen_given]
     parameters: list[Any] = trained
     if case.groups:
         parameters = [

@@ -89,7 +89,10 @@ def test_counters_scale_and_client_state_are_taken_over(imported, name):
         decays = [group["weight_decay"] for group in state["groups"]]
         weight_decay = 0.0 if case.optimizer == "SGD" else 0.1
         assert decays == ([0.0, weight_decay] if case.groups else [weight_decay])
-        assert sum(len(group["params"]) for group in state["groups"]) == 13
+        held = (
+            15 if case.frozen_given and case.zero_stage == 0 else 13
+        )  # the other stages leave the two frozen ones out
+        assert sum(len(group["params"]) for group in state["groups"]) == held
 
 
 def resumed(name, folder):
