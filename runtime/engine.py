@@ -76,11 +76,13 @@ class Engine(Answers, Keeping, nn.Module):
         self._batch = parts.batch
         self._strict = parts.strict
         scaling = loss_scaling(parts.config)
-        self.scaler = LossScale.start(scaling) if scaling is not None else None
+        own = parts.config.raw.get("dsplan")
+        own = own if isinstance(own, Mapping) else {}
+        halves = parts.config.precision == "fp16" and own.get("halve_gradients_at_scale_growth") is True
+        self.scaler = LossScale.start(scaling, halves_at_growth=halves) if scaling is not None else None
         bf16 = parts.config.raw.get("bf16") if parts.config.precision == "bf16" else None
         self._check_overflow = (bf16 or {}).get("check_grad_overflow", True) is not False
-        own = parts.config.raw.get("dsplan")
-        self._stop_on_nan_loss = isinstance(own, Mapping) and own.get("stop_on_nan_loss") is True
+        self._stop_on_nan_loss = own.get("stop_on_nan_loss") is True
         self._norm: float | None = None
         self._boundary: bool | None = None
         self._step_began = 0  # micro_steps at the end of the last optimizer step
@@ -230,13 +232,12 @@ class Engine(Answers, Keeping, nn.Module):
         norm = global_norm(trained, self.device).item() / scale
         overflow = not math.isfinite(norm)
         self._norm = math.inf if overflow else norm  # as DeepSpeed tells it, nan or not
-        if self.scaler is not None:
-            self.scaler.update(overflow)
+        divisor = 1.0 if self.scaler is None else self.scaler.update(overflow)
         if overflow and self._check_overflow:
             why = f"; loss scale {scale:g} -> {self.scaler.value:g}" if self.scaler is not None else ""
             note(f"step {self.global_steps} skipped: gradients are not finite{why}")
             return False
-        scale_gradients(trained, clip_factor(norm, self._config.gradient_clipping) / scale)
+        scale_gradients(trained, clip_factor(norm * scale / divisor, self._config.gradient_clipping) / divisor)
         return True
 
     def together(self, doing: Doing) -> None:

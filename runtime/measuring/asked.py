@@ -15,7 +15,7 @@ KEYS = (
     "steps_per_print", "dump_state", "wall_clock_breakdown", "memory_breakdown", "flops_profiler", "comms_logger",
     "tensorboard", "wandb", "csv_monitor", "comet", "activation_checkpointing",
 )  # fmt: skip
-OWN = ("compile", "meter_steps", "stop_on_nan_loss")
+OWN = ("compile", "meter_steps", "stop_on_nan_loss", "halve_gradients_at_scale_growth")
 """Of the dsplan block."""
 OF_ONE_TYPE = (
     "fp16", "bf16", "torch_autocast", "data_types", "zero_optimization", "communication_data_type", "prescale_gradients",

@@ -1,7 +1,7 @@
 """fp16 loss scaling with DeepSpeed's rules.
 
-Source of the rules: deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler (0.19.8). One difference: gradients of the
-step at which the scale grows are unscaled with the scale that they were made with.
+Source of the rules: deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler (0.19.8). One difference, unless it is asked
+for: gradients of the step at which the scale grows are divided by the scale that they were made with.
 """
 
 from __future__ import annotations
@@ -19,24 +19,33 @@ class LossScale:
     """The scale in force, and what decides when it moves. A static one never does."""
 
     rules: Fp16
+    halves_at_growth: bool = False
+    """Whether gradients are divided by the grown scale already, as in deepspeed/runtime/zero/stage_1_and_2.py, step."""
     value: float = 1.0
     hysteresis_left: int = 0
     step: int = 0
     last_overflow_step: int = -1
 
     @staticmethod
-    def start(rules: Fp16) -> LossScale:
+    def start(rules: Fp16, *, halves_at_growth: bool = False) -> LossScale:
         value = rules.loss_scale if rules.loss_scale > 0 else 2.0**rules.initial_scale_power
-        return LossScale(rules=rules, value=value, hysteresis_left=rules.hysteresis)
+        return LossScale(rules=rules, halves_at_growth=halves_at_growth, value=value, hysteresis_left=rules.hysteresis)
 
     @property
     def dynamic(self) -> bool:
         return self.rules.loss_scale == 0
 
-    def update(self, overflow: bool) -> None:
-        """Move on by one optimizer step. Problem where the scale cannot fall any further."""
-        if not self.dynamic:
-            return
+    def update(self, overflow: bool) -> float:
+        """Move on by one optimizer step, and say what the step's gradients are divided by.
+
+        Problem where the scale cannot fall any further.
+        """
+        before = self.value
+        if self.dynamic:
+            self._move(overflow)
+        return self.value if self.halves_at_growth else before
+
+    def _move(self, overflow: bool) -> None:
         if overflow:
             self._overflowed()
         else:

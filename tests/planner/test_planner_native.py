@@ -72,6 +72,7 @@ CARRIED_OUT = {
     "/dsplan/dataloader_workers",
     # our own
     "/dsplan/ignore", "/dsplan/recompute", "/$schema", "/dsplan/meter_steps", "/dsplan/stop_on_nan_loss",
+    "/dsplan/halve_gradients_at_scale_growth",
     *(f"/dsplan/compile/{name}" for name in ("backend", "mode", "fullgraph", "dynamic", "options")),
 }  # fmt: skip
 

@@ -47,5 +47,12 @@ def test_it_stops_at_the_minimum_and_says_what_to_do():
         scaler.update(True)
 
 
+def test_gradients_are_divided_by_the_scale_they_were_made_with_or_as_deepspeed_does_by_the_grown_one():
+    rules = Fp16(initial_scale_power=3, loss_scale_window=1, hysteresis=1)
+    exact, halving = LossScale.start(rules), LossScale.start(rules, halves_at_growth=True)
+    assert [exact.update(overflow) for overflow in (False, False, True, False)] == [8, 8, 16, 8]
+    assert [halving.update(overflow) for overflow in (False, False, False)] == [8, 16, 32]
+
+
 def test_a_static_scale_never_moves():
     assert moves("x.x", loss_scale=128) == [128, 128, 128]

@@ -58,6 +58,22 @@ def test_where_the_fp16_scale_grows_gradients_are_those_of_plain_pytorch_and_not
     assert max(abs(other - own) / own for other, own in zip(theirs, plain, strict=True)) > 2e-3
 
 
+def test_halving_them_is_all_that_sets_deepspeeds_fp16_apart():
+    [told], _ = run_ranks(2, halved, ["fp16_z2_growing"])
+    theirs = TRACES["fp16_z2_growing"]
+    assert told["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    assert told["norm"] == pytest.approx(theirs["norm"], rel=2e-3)
+    assert told["scale"] == theirs["scale"] and told["skipped"] == theirs["skipped"]
+
+
+def halved(names: list[str]) -> list[dict[str, list[float]]]:
+    from dsplan.runtime import initialize
+    from traced import train
+
+    asked = [{**CASES[name]["config"], "dsplan": {"halve_gradients_at_scale_growth": True}} for name in names]
+    return [train(initialize, {**CASES[name], "config": config}) for name, config in zip(names, asked, strict=True)]
+
+
 def plain_fp16_losses() -> list[float]:
     """One process, the whole batch: fp16 copies of fp32 masters, a fixed scale, torch's AdamW on the masters."""
     model = build({}).half()
