@@ -19,8 +19,9 @@ $(VENV)/.tests-installed: $(VENV)/.installed
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
+# Two at a time, by file: ranks are pooled in each. A bare pytest runs the same one after another.
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Types are checked through four links, since an editable install hides the package from mypy.
 .types:

@@ -58,8 +58,8 @@ def initialize(
     ds_config, batch = settle_config(
         config if config is not None else config_params,
         args,
-        has_optimizer=optimizer is not None,
-        has_scheduler=lr_scheduler is not None,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
     )
     if hasattr(args, "local_rank"):
         args.local_rank = local_rank()
@@ -81,6 +81,9 @@ def initialize(
         offloading=offloading(ds_config.raw, ds_config.zero_stage),
     )
     give_no_views(sharded.units)
+    # As in DeepSpeed, what no rank has used has a gradient of zeros: weight decay and momentum go on. What one rank has
+    # used would else be reduced by that rank alone, which waits for the others.
+    sharded.root.set_reduce_scatter_unused_params(True)
     renaming.close(sharded.masters(), model)
     built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)
     schedule = bound_schedule(lr_scheduler, built, ds_config.scheduler)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from dsplan.runtime.sharding.agreement import values_of_ranks
 from dsplan.schemas.problem import Problem
 
@@ -21,14 +22,20 @@ def refuse_loss(loss: Any, options: Mapping[str, Any]) -> None:
             raise Problem(
                 f"engine.backward does not take {name}={value!r}; it takes the loss, retain_graph and scale_wrt_gas"
             )
+    rank = dist.get_rank()
     if not isinstance(loss, torch.Tensor):
-        raise Problem(f"backward needs one number as loss, a tensor, but got {type(loss).__name__}")
+        raise Problem(
+            f"rank {rank}: backward needs one number as loss, a tensor, but got {type(loss).__name__}; pass what engine(inputs) "
+            "gives, or a loss of it"
+        )
     if loss.numel() != 1:
-        raise Problem(f"backward needs one number as loss, but got shape {list(loss.shape)}; take the mean or the sum")
+        raise Problem(
+            f"rank {rank}: backward needs one number as loss, but got shape {list(loss.shape)}; take the mean or the sum"
+        )
     if not loss.requires_grad:
         raise Problem(
-            "backward needs a loss that depends on the model's parameters, but this one has no graph; compute it from "
-            "engine(inputs) outside of torch.no_grad(), without .detach() or .item()"
+            f"rank {rank}: backward needs a loss that depends on the model's parameters, but this one has no graph; compute "
+            "it from engine(inputs) outside of torch.no_grad(), without .detach() or .item()"
         )
 
 

@@ -17,15 +17,17 @@ from dsplan.runtime.refusals import judge_whole
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.jsonfile import SyntaxProblem, load_config_file, read_document
 from dsplan.schemas.problem import Problem
+from torch.optim import Optimizer
 
 EACH_RANKS_OWN = ("tensorboard", "csv_monitor", "wandb", "comet", "steps_per_print", "dump_state", "log_level")
 """Reports, which scripts like to have from one rank alone. All else must be the same on every rank."""
 
 
-def settle_config(given: Any, args: Any, *, has_optimizer: bool, has_scheduler: bool) -> tuple[DsConfig, Batch]:
+def settle_config(given: Any, args: Any, *, optimizer: Any = None, lr_scheduler: Any = None) -> tuple[DsConfig, Batch]:
     """The script's config under the launch's orders, every value checked and the batch equation solved.
 
-    Problem on every rank where one has another config than rank 0, or none that can be read.
+    optimizer, lr_scheduler: as the script brings them, if it does. Problem on every rank where one has another config,
+    optimizer or schedule than rank 0, or no config that can be read.
     """
     problem: str | None = None
     raw: dict[str, Any] = {}
@@ -37,15 +39,19 @@ def settle_config(given: Any, args: Any, *, has_optimizer: bool, has_scheduler: 
     _refuse_unequal(
         {
             "problem": problem,
-            "initialize's optimizer": has_optimizer,
-            "initialize's lr_scheduler": has_scheduler,
+            **_brought("optimizer", optimizer),
+            **_brought("lr_scheduler", lr_scheduler),
             **{key: value for key, value in raw.items() if key not in EACH_RANKS_OWN},
         }
     )
     if problem is not None:
         raise Problem(problem)
     verdict, batch = judge_whole(
-        raw, source, dp=dist.get_world_size(), has_optimizer=has_optimizer, has_scheduler=has_scheduler
+        raw,
+        source,
+        dp=dist.get_world_size(),
+        has_optimizer=optimizer is not None,
+        has_scheduler=lr_scheduler is not None,
     )
     for change in changes:
         key = change.split(" ")[0]
@@ -54,6 +60,14 @@ def settle_config(given: Any, args: Any, *, has_optimizer: bool, has_scheduler: 
     for warning in verdict.warnings:
         note(f"{source}: {warning}")
     return verdict.accepted(), batch
+
+
+def _brought(name: str, given: Any) -> dict[str, Any]:
+    """What must be the same on every rank of an object that the script brings: its class, and an optimizer's groups."""
+    found: dict[str, Any] = {f"initialize's {name}": "none" if given is None else type(given).__name__}
+    for number, group in enumerate(given.param_groups if isinstance(given, Optimizer) else ()):
+        found[f"initialize's {name}, group {number}"] = {**group, "params": len(group["params"])}
+    return found
 
 
 def _given(given: Any, args: Any) -> Any:

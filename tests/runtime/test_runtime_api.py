@@ -255,10 +255,12 @@ def test_calls_that_cannot_be_meant_are_one_line():
     first, second = run_ranks(2, wrong_calls)
     for rank, lines in enumerate((first, second)):
         assert lines.pop("step").startswith(f"rank {rank}: engine.step() at step 0 comes without engine.backward(loss)")
+        for wrong in ("shape", "float", "graph"):
+            lines[wrong] = lines[wrong].removeprefix(f"rank {rank}: ")
     assert first == second
     assert first == {
         "shape": "backward needs one number as loss, but got shape [8, 4, 11]; take the mean or the sum",
-        "float": "backward needs one number as loss, a tensor, but got float",
+        "float": "backward needs one number as loss, a tensor, but got float; pass what engine(inputs) gives, or a loss of it",
         "graph": "backward needs a loss that depends on the model's parameters, but this one has no graph; compute it from "
         "engine(inputs) outside of torch.no_grad(), without .detach() or .item()",
         "option": "engine.backward does not take retain=True; it takes the loss, retain_graph and scale_wrt_gas",
@@ -308,6 +310,10 @@ def test_one_config_on_all_ranks_or_the_key_is_named():
         "initialize is given config= and args.deepspeed_config (x.json); DeepSpeed takes one of them: leave out config=, or set "
         "args.deepspeed_config to None",
         "config is int, but must be a path or a dict",
+        'rank 1 has another config than rank 0: initialize\'s optimizer is "Adam" there and "SGD" on rank 0; give every rank the '
+        "same",
+        "rank 1 has another config than rank 0: initialize's optimizer, group 0.lr is 0.2 there and 0.1 on rank 0; give every "
+        "rank the same",
         "rank 1 holds another model than rank 0: norm.weight is frozen float32 [16] there and float32 [16] on rank 0; build "
         "the same model on every rank",
         "step 0: the loss is nan on rank 1, and dsplan.stop_on_nan_loss is true; look at that batch, or lower the learning rate",
@@ -319,6 +325,7 @@ def test_one_config_on_all_ranks_or_the_key_is_named():
 def unequal_configs():
     import torch.distributed as dist
     from dsplan.runtime import initialize
+    from torch.optim import SGD, Adam
     from training import Net, batches, loss_of
 
     rank = dist.get_rank()
@@ -331,6 +338,8 @@ def unequal_configs():
         refused(initialize, model=Net(), config=3),
     ]
     model = Net()
+    for optimizer in ((SGD, Adam)[rank](model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1 * (1 + rank))):
+        lines.append(refused(initialize, model=model, optimizer=optimizer, config=config))
     model.norm.weight.requires_grad_(rank == 0)
     lines.append(refused(initialize, model=model, config=config))
     engine = initialize(model=Net(), config={**config, "dsplan": {"stop_on_nan_loss": True}})[0]

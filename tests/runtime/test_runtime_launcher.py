@@ -257,8 +257,7 @@ while engine.global_steps < 3:
 
 
 def test_what_is_refused_is_not_started_again(launched, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("print('started')")
+    script = write_script_without_torch(tmp_path, "print('started', flush=True)\nmeet()\n")
     target = write_config(tmp_path, {"train_batch_size": 4})
     code, out, err = launched(target, script, restarts=Restarts(most=3))
     assert (code, out.count("started")) == (2, 2), err
