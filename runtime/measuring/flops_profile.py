@@ -15,6 +15,7 @@ from dsplan.runtime.groups import note
 from dsplan.runtime.measuring.observing import Observer
 from dsplan.schemas.cluster import gpu_of
 from dsplan.schemas.problem import Problem
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 if TYPE_CHECKING:
@@ -124,18 +125,22 @@ class FlopsProfile(Observer):
     def _modules(self) -> list[ModuleFlops]:
         """Each module's forward, by its path in the model. Of backward the whole alone is told: what is computed again in it
         runs under other modules' names."""
-        found = []
-        for name, module in self._engine.module.named_modules():
-            key = f"{type(self._engine.module).__name__}.{name}" if name else type(self._engine.module).__name__
-            found.append(
-                ModuleFlops(
-                    name=name,
-                    kind=type(module).__name__.removeprefix("FSDP"),
-                    params=sum(parameter.numel() for parameter in module.parameters()),
-                    forward_flops=self._forward[key],
-                )
+        return [
+            ModuleFlops(
+                name=name,
+                kind=type(module).__name__.removeprefix("FSDP"),
+                params=sum(parameter.numel() for parameter in module.parameters()),
+                forward_flops=self._flops(name, module),
             )
-        return found
+            for name, module in self._engine.module.named_modules()
+        ]
+
+    def _flops(self, name: str, module: nn.Module) -> int:
+        """Of a list of modules, which is never called, those of its members."""
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            return sum(self._flops(f"{name}.{member}", inner) for member, inner in module.named_children())
+        whole = type(self._engine.module).__name__
+        return self._forward[f"{whole}.{name}" if name else whole]
 
 
 def _by_module(counter: FlopCounterMode) -> Counter[str]:

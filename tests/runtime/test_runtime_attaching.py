@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -106,6 +107,8 @@ def test_every_report_of_one_run(tmp_path):
     forward = 2 * 16 * MACS_PER_TOKEN
     assert f"forward {forward / 1e3:.3g} kFLOP, forward and backward {3 * forward / 1e3:.3g} kFLOP" in flops
     assert "no MFU: the peak of this device is not known" in flops
+    # The blocks together, though their list itself is never called: all but the head's 16 x 11.
+    assert re.search(rf"blocks +ModuleList .* {1 - 16 * 11 / MACS_PER_TOKEN:.1%}\n", flops)
 
 
 def test_a_missing_package_is_one_line_with_its_install(monkeypatch):
