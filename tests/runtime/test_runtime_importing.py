@@ -11,7 +11,9 @@ import pytest
 import torch
 from dsplan.runtime.checkpoints.choosing import Chosen
 from dsplan.runtime.checkpoints.consolidating import consolidate
+from dsplan.runtime.checkpoints.importing import reading
 from dsplan.runtime.checkpoints.importing.deepspeed import import_checkpoint
+from dsplan.runtime.checkpoints.importing.pickles import read_saved
 from dsplan.runtime.checkpoints.manifest import faults
 from dsplan.schemas.problem import Problem
 from exchanged import CASES, CLIENT_STATE, SAVED_AT, STOP, digest
@@ -166,7 +168,7 @@ def test_absent_files_are_named(broken, tmp_path, name, removed, said):
             "files of two checkpoints are mixed",
         ),
         ("z2_fp32", "z1_fp16", "zero_pp_rank_0_mp_rank_00_optim_states.pt", "files of two checkpoints are mixed"),
-        ("z2_bf16", "z2_fp16", "mp_rank_00_model_states.pt", "is not the fp32 weight of the optimizer's files"),
+        ("z2_bf16", "z2_fp16", "mp_rank_00_model_states.pt", "has another ds_config than"),
         ("z3_bf16", "z3_fp16", "zero_pp_rank_1_mp_rank_00_model_states.pt", "files of two checkpoints are mixed"),
         ("z2_bf16", "z2_fp32", "zero_pp_rank_1_mp_rank_00_optim_states.pt", "files of two runs are mixed"),
     ],
@@ -175,6 +177,97 @@ def test_files_of_two_checkpoints_are_refused_by_name(broken, written, tmp_path,
     folder = broken(name)
     shutil.copy(tag_of(written / other) / file, folder / file)
     assert said in refusal(folder, tmp_path / "out")
+
+
+def changed(path, *keys, value):
+    """One value in a file, which torch.save then writes again: with sound checksums."""
+    held = torch.load(path, weights_only=True)
+    place = held
+    for key in keys[:-1]:
+        place = place[key]
+    if value is None:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = value
+    torch.save(held, path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (
+            ["global_steps"],
+            2,
+            "counts 2 steps, 0 of them skipped, but the optimizer's files 3 steps; files of two check",
+        ),
+        (["global_steps"], -3, "its global_steps is -3, but must be a count"),
+        (["dp_world_size"], 3, "was written by 3 ranks, but there are optimizer files of 2"),
+        (["ds_version"], "0.18.0", "has ds_version 0.19.8, but mp_rank_00_model_states.pt has 0.18.0; files of two"),
+        (["ds_config", "seed"], 1, "has another ds_config than mp_rank_00_model_states.pt; files of two checkpoints"),
+        (["buffer_names"], None, "has no `buffer_names`, so it is no file that save_checkpoint"),
+        (["buffer_names", 0], "lost", "its buffer_names are not those of tensors in it"),
+        (["module", "tokens.weight"], torch.ones(7, 5).bfloat16(), "is not the fp32 weight of the optimizer's files"),
+        (["module", "tokens.weight"], "lost", "tokens.weight in it is no tensor, but [7, 5] in its param_shapes"),
+        (
+            ["param_shapes", 0, "tokens.weight"],
+            torch.Size([6, 5]),
+            "is of shape [7, 5], but [6, 5] in its param_shapes",
+        ),
+        (["param_shapes"], [7], "its files are not laid out as DeepSpeed 0.19.8 does it (AttributeError"),
+    ],
+)
+def test_model_files_that_tell_other_things_than_the_optimizers_are_refused(broken, tmp_path, keys, value, said):
+    folder = broken("z2_bf16")
+    changed(folder / "mp_rank_00_model_states.pt", *keys, value=value)
+    assert said in refusal(folder, tmp_path / "out")
+
+
+STATES = ["optimizer_state_dict", "optimizer_state_dict", "state", 0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        ([*STATES, "exp_avg"], None, "differ from those of zero_pp_rank_0"),
+        ([*STATES, "exp_avg"], torch.zeros(160).double(), "differ from those of zero_pp_rank_0"),
+        ([*STATES, "exp_avg"], torch.zeros(161), "sub-group 0 has 161 numbers on a rank instead of 160"),
+        ([*STATES, "step"], torch.tensor(2.0), "differ from those of zero_pp_rank_0"),
+        (["optimizer_state_dict", "partition_count"], 3, "is one of 3 ranks' files, but there are 2"),
+        (["optimizer_state_dict", "dynamic_loss_scale"], True, "has dynamic_loss_scale True, but zero_pp_rank_0"),
+        (["optimizer_state_dict", "fp32_flat_groups", 0], torch.ones(160).int(), "are no arrays of floating numbers"),
+    ],
+)
+def test_one_ranks_optimizer_file_that_differs_from_the_others_is_refused(
+    broken, tmp_path, keys, value, said, monkeypatch
+):
+    folder = broken("z3_fp32")
+    path = folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    held = read_saved(path)
+    place = held
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    if value is None:
+        del place[keys[-1]]
+    monkeypatch.setattr(reading, "read_saved", lambda asked: held if asked == path else read_saved(asked))
+    assert said in refusal(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["z2_fp32", "z3_fp32"])
+def test_optimizer_files_of_two_ranks_that_were_swapped_are_refused(broken, tmp_path, name):
+    folder = broken(name)
+    first, second = (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1))
+    first.rename(folder / "aside")
+    second.rename(first)
+    (folder / "aside").rename(second)
+    assert f"{first}: was written as {second.name}, so it is of another rank" in refusal(folder, tmp_path / "out")
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_remarked_on(broken, tmp_path):
+    folder = broken("z3_sgd_three_ranks")
+    other = folder.rename(folder.with_name("global_step4"))
+    written = import_checkpoint(other, tmp_path / "out")
+    assert written.notes == (f"{other}: its files count 3 steps, which is not what its name says",)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from dsplan.runtime.checkpoints.importing.pickles import read_saved
+from dsplan.runtime.checkpoints.importing.pickles import read_saved, zip_fault
 from dsplan.schemas.problem import Problem
 
 
@@ -165,10 +165,9 @@ def test_files_cut_anywhere_and_files_of_other_kinds_are_refused_by_name(tmp_pat
 
 def test_no_change_of_one_byte_is_more_than_a_refusal_or_other_numbers(tmp_path):
     """What comes is a Problem or a value, never another error."""
-    whole = tmp_path / "whole.pt"
-    torch.save({"module": OrderedDict(weight=torch.arange(4.0)), "steps": 3}, whole)
-    data = whole.read_bytes()
-    path = tmp_path / "changed.pt"
+    path = tmp_path / "whole.pt"
+    torch.save({"module": OrderedDict(weight=torch.arange(4.0)), "steps": 3}, path)
+    data = path.read_bytes()
     refused = 0
     for place in range(0, len(data), 3):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
@@ -176,7 +175,39 @@ def test_no_change_of_one_byte_is_more_than_a_refusal_or_other_numbers(tmp_path)
             read_saved(path)
         except Problem:
             refused += 1
-    assert refused > 100
+    assert 100 < refused < len(data) // 3
+
+
+def rewritten(path, change):
+    """Its entries in a new zip with checksums of their own, one of them changed."""
+    with zipfile.ZipFile(path) as file:
+        entries = [(entry.filename, file.read(entry)) for entry in file.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
+        for name, data in entries:
+            file.writestr(name, change(name, data))
+
+
+def test_a_pickle_rewritten_within_a_sound_zip_is_told_by_the_checksum_over_all_entries(tmp_path):
+    path = tmp_path / "some.pt"
+    torch.save({"module": OrderedDict(weight=torch.arange(4.0), none=torch.empty(0)), "steps": 3}, path)
+    assert zip_fault(path) is None
+    rewritten(path, lambda _, data: data)
+    assert zip_fault(path) is None
+    rewritten(path, lambda name, data: data.replace(b"K\x03", b"K\x07") if name.endswith(".pkl") else data)
+    assert read_saved(path)["steps"] == 7
+    assert zip_fault(path) == f"{path}: is not as torch.save wrote it (the checksum over all its entries differs)"
+
+
+def test_a_file_under_another_name_than_it_was_written_as_is_refused(tmp_path):
+    """torch.save puts its name into the zip: what tells the files of two ranks apart at stage 3."""
+    first = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"module": OrderedDict()}, first)
+    read_saved(first)
+    other = first.rename(tmp_path / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    with pytest.raises(
+        Problem, match=r"rank_1.*\.pt: was written as zero_pp_rank_0_mp_rank_00_optim_states\.pt, so it is"
+    ):
+        read_saved(other)
 
 
 def test_what_deepspeed_writes_of_its_own_becomes_inert(tmp_path):

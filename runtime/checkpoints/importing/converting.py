@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from dsplan.runtime.checkpoints.importing.flat import Place, put_together
 from dsplan.runtime.checkpoints.importing.naming import same_values
 from dsplan.runtime.checkpoints.importing.pickles import DynamicScale, Inert
-from dsplan.runtime.checkpoints.importing.reading import Saved, Trained, own_tensors, trained
+from dsplan.runtime.checkpoints.importing.reading import Saved, Trained, as_laid_out, own_tensors, trained
+from dsplan.runtime.checkpoints.places import OWN_TAGS
 from dsplan.runtime.checkpoints.plain import encode
 from dsplan.runtime.checkpoints.safetensors_file import Part
 from dsplan.runtime.checkpoints.tensors import MODEL, OPTIMIZER
@@ -33,16 +34,37 @@ OWN_KEYS = {
 
 @dataclass(frozen=True)
 class Converted:
-    """state: all of state.json but the tag; dropped: a line for each thing that is not taken over."""
+    """state: all of state.json but the tag; dropped: a line for each thing that is not taken over; notes: what looks odd."""
 
     parts: tuple[Part, ...]
     state: dict[str, Any]
     dropped: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def convert(saved: Saved, *, with_optimizer: bool = True) -> Converted:
     """Problem that names what cannot be told. Tensors are made when they are asked for."""
+    with as_laid_out(saved.files.folder):
+        found = _convert(saved, with_optimizer)
+        return replace(found, parts=tuple(_held_to(saved, part) for part in found.parts))
+
+
+def _held_to(saved: Saved, part: Part) -> Part:
+    """Made, it must have the shape and dtype that was told."""
+
+    def make() -> torch.Tensor:
+        with as_laid_out(saved.files.folder):
+            tensor = part.make()
+            if (tensor.dtype, tuple(tensor.shape)) != (part.dtype, part.shape):
+                raise ValueError(f"{part.name} is {tensor.dtype} {list(tensor.shape)}")
+            return tensor
+
+    return replace(part, make=make)
+
+
+def _convert(saved: Saved, with_optimizer: bool) -> Converted:
     held = trained(saved)
+    notes = _unlike_counters(saved, held)
     dropped: list[str] = []
     weights = list(_weights(saved, held))
     parts = [Part(f"{MODEL}{name}", dtype, shape or (1,), make) for name, dtype, shape, make in weights]
@@ -76,7 +98,26 @@ def convert(saved: Saved, *, with_optimizer: bool = True) -> Converted:
             "imported": {"engine": "deepspeed", "version": str(saved.model.get("ds_version", "unknown"))},
         },
         tuple(dropped),
+        notes,
     )
+
+
+def _unlike_counters(saved: Saved, held: Trained | None) -> tuple[str, ...]:
+    """A line where the model's file counts other steps than its folder's name or the optimizer. Problem where it counts fewer
+    than the optimizer has made, but at stage 0, whose bf16 optimizer makes an empty step when it is built."""
+    folder, model = saved.files.folder, saved.model
+    steps, skipped = int(model["global_steps"]), int(model["skipped_steps"])
+    notes = []
+    if OWN_TAGS.fullmatch(folder.name) and folder.name != f"global_step{steps}":
+        notes.append(f"{folder}: its files count {steps} steps, which is not what its name says")
+    counted = [states[0]["step"] for states in held.states if "step" in states[0]] if held is not None else []
+    made = max((float(step) for step in counted), default=float(steps - skipped))
+    text = f"{saved.files.model[0]}: counts {steps} steps, {skipped} of them skipped, but the optimizer's files {made:g} steps"
+    if saved.zero_stage > 0 and made > steps - skipped:
+        raise Problem(f"{text}; files of two checkpoints are mixed")
+    if saved.zero_stage > 0 and made < steps - skipped:
+        notes.append(f"{text}; unless its state was left out once, files of two checkpoints are mixed")
+    return tuple(notes)
 
 
 Weight = tuple[str, torch.dtype, tuple[int, ...], Callable[[], torch.Tensor]]
@@ -154,6 +195,8 @@ def _states(saved: Saved, held: Trained) -> tuple[list[Part], dict[str, dict[str
                 row[key] = None if dtype is torch.float32 else str(dtype).removeprefix("torch.")
                 make = functools.partial(_state, place, arrays)
                 parts.append(Part(f"{OPTIMIZER}{place.name}.{key}", dtype, place.shape or (1,), make))
+            elif not (value is None or isinstance(value, (int, float, torch.Tensor))):
+                raise Problem(f"{saved.files.folder}: optimizer state {key} of {place.name} is no number and no tensor")
             else:
                 # torch's optimizers count steps in a tensor, DeepSpeed's own in a number.
                 step = torch.tensor(float(value)) if key == "step" and isinstance(value, (int, float)) else value

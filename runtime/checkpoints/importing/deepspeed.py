@@ -44,7 +44,7 @@ def import_checkpoint(source: Path, out: Path, *, with_optimizer: bool = True) -
         num_tensors=len(converted.parts),
         tensor_bytes=sum(part.num_bytes for part in converted.parts),
         global_steps=converted.state["global_steps"],
-        notes=tuple(f"not taken over: {line}" for line in converted.dropped),
+        notes=(*converted.notes, *(f"not taken over: {line}" for line in converted.dropped)),
     )
 
 

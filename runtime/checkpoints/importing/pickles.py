@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING  # protocol 2 writes Python 2's names
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,11 @@ def _pickle_of(path: Path) -> bytes:
                 raise Problem(f"{path}: holds two entries of one name, which torch.save never writes")
             if sum(entry.file_size for entry in entries) > bytes_on_disk:
                 raise Problem(f"{path}: its entries claim more bytes than the file has")
+            root = names[0].partition("/")[0] if names else ""
+            if root not in (path.stem, "archive"):  # torch.save calls it archive where it was not given a path
+                raise Problem(
+                    f"{path}: was written as {root[:80]}{path.suffix}, so it is of another rank or checkpoint, and was renamed"
+                )
             pickles = [entry for entry in entries if entry.filename.rpartition("/")[2] == "data.pkl"]
             if len(pickles) != 1:
                 raise Problem(f"{path}: is a zip without the one data.pkl that torch.save writes")
@@ -163,15 +168,35 @@ def _globals_of(path: Path, text: bytes) -> set[str]:
 
 
 def zip_fault(path: Path) -> str | None:
-    """What the checksums tell that a zip keeps of its entries, or None. Reads it whole, piece by piece."""
+    """What the checksums tell that torch.save leaves in its zip, or None. Reads it whole, piece by piece."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 return None  # what reads it says so
             bad = archive.testzip()
+            told = [entry for entry in entries if entry.filename.endswith("/.data/serialization_id")]
+            whole = archive.read(told[0]).decode("ascii", "replace") if told and told[0].file_size < 100 else None
     except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         return f"{path}: is truncated, or no zip as torch.save writes it ({error})"
-    return None if bad is None else f"{path}: checksum of {bad} in it differs: it is damaged"
+    if bad is not None:
+        return f"{path}: checksum of {bad} in it differs: it is damaged"
+    if whole is not None and not whole.endswith(_checksum_of_all(entry for entry in entries if entry not in told)):
+        return f"{path}: is not as torch.save wrote it (the checksum over all its entries differs)"
+    return None
+
+
+def _checksum_of_all(entries: Iterable[zipfile.ZipInfo]) -> str:
+    """The end of the serialization_id that torch.save writes last: the entries' own checksums, combined in their order.
+
+    Source: caffe2/serialize/inline_container.cc, writeRecord and writeSerializationId; c10/util/hash.h, hash_combine.
+    """
+    combined = 0
+    for entry in entries:
+        if entry.file_size:
+            shifted = entry.CRC + 0x9E3779B9 + (combined << 6) + (combined >> 2)
+            combined = (combined ^ shifted) & 0xFFFFFFFFFFFFFFFF
+    return f"{combined:020d}"
 
 
 def _tensors(value: Any, path: Path) -> Iterator[torch.Tensor]:

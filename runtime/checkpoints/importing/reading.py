@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,19 @@ from typing import Any
 import torch
 from dsplan.runtime.checkpoints.importing.flat import Place, Stretch, cut_by_rank, cut_each
 from dsplan.runtime.checkpoints.importing.folders import Files, files_of
+from dsplan.runtime.checkpoints.importing.mixing import (
+    is_array,
+    refuse_mixed_models,
+    refuse_mixed_numbers,
+    refuse_mixed_optimizers,
+)
 from dsplan.runtime.checkpoints.importing.naming import names_in_flat, names_of
 from dsplan.runtime.checkpoints.importing.pickles import ZeroStage, read_saved, zip_fault
 from dsplan.schemas.problem import Problem
 
+ALWAYS = ("buffer_names", "param_shapes", "lr_scheduler", "ds_config", "ds_version")
+COUNTS = ("global_steps", "skipped_steps", "dp_world_size")
+"""In every model file. Source: deepspeed/runtime/engine.py, _common_checkpoint_state."""
 NO_PARTITION = "is no file that save_checkpoint of DeepSpeed writes"
 
 
@@ -53,30 +63,30 @@ class Saved:
 
 def read_tag(folder: Path) -> Saved:
     """Problem that names the file which is damaged, absent, or of another step than the others."""
+    with as_laid_out(folder):
+        return _read(folder)
+
+
+def _read(folder: Path) -> Saved:
     files = files_of(folder)
     models = [_mapping(path, "module") for path in files.model]
     states = [_mapping(path, "optimizer_state_dict") for path in files.optimizer]
     optimizer = tuple(state["optimizer_state_dict"] for state in states)
+    for path, model in zip(files.model, models, strict=True):
+        _refuse_incomplete(path, model)
     first = models[0]
     _refuse_parallel(files.model[0], first)
-    for key in ("global_steps", "skipped_steps", "dp_world_size", "ds_version", "param_shapes"):
-        for path, model in zip(files.model, models, strict=True):
-            if model.get(key) != first.get(key):
-                raise Problem(
-                    f"{path}: has {key} {_short(model.get(key))}, but {files.model[0].name} has {_short(first.get(key))}; files of two "
-                    "checkpoints are mixed"
-                )
+    refuse_mixed_models(files, models)
     ranks = int(first.get("dp_world_size") or 1)
     _refuse_other_count(folder, files, ranks, fewer=True)
     for path, state in zip(files.optimizer, optimizer, strict=True):
         if not isinstance(state, Mapping):
             raise Problem(f"{path}: {NO_PARTITION}")
         _refuse_other_world(path, state, len(files.optimizer))
-        if _numbers(state) != _numbers(optimizer[0]):
-            raise Problem(
-                f"{path}: its optimizer's numbers (step, lr, loss scale) differ from those of {files.optimizer[0].name}; files "
-                "of two checkpoints are mixed"
-            )
+    refuse_mixed_optimizers(files, first, states)
+    refuse_mixed_numbers(
+        files, [_inner(state) for state in optimizer], [state.get("loss_scaler") for state in optimizer]
+    )
     partitioned = len(files.model) if files.model[0].name.startswith("zero_pp") else ranks
     if partitioned != ranks:
         raise Problem(
@@ -88,6 +98,8 @@ def read_tag(folder: Path) -> Saved:
         raise Problem(
             f"{folder}: has no *_optim_states.pt, which hold the fp32 weights and the optimizer's state of each rank"
         )
+    if not files.model[0].name.startswith("zero_pp"):
+        _refuse_unlike_weights(files.model[0], first)
     return Saved(files, first, tuple(models[1:]), optimizer, _zero_stage(files, optimizer))
 
 
@@ -112,6 +124,29 @@ def _mapping(path: Path, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or key not in value or (key == "module" and not isinstance(value[key], Mapping)):
         raise Problem(f"{path}: has no `{key}`, so it {NO_PARTITION}")
     return value
+
+
+def _refuse_incomplete(path: Path, model: Mapping[str, Any]) -> None:
+    for key in (*ALWAYS, *COUNTS):
+        if key not in model:
+            raise Problem(f"{path}: has no `{key}`, so it {NO_PARTITION}")
+    for key in COUNTS:
+        if type(model[key]) is not int or model[key] < 0:
+            raise Problem(f"{path}: its {key} is {str(model[key])[:40]}, but must be a count")
+    buffers = model["buffer_names"]
+    if not isinstance(buffers, list) or any(
+        not isinstance(model["module"].get(name), torch.Tensor) for name in buffers
+    ):
+        raise Problem(f"{path}: its buffer_names are not those of tensors in it")
+
+
+def _refuse_unlike_weights(path: Path, model: Mapping[str, Any]) -> None:
+    """At stages 1 and 2 the model file has every weight whole."""
+    for name, shape in [pair for group in model["param_shapes"] or () for pair in group.items()]:
+        held = model["module"].get(name)
+        if not isinstance(held, torch.Tensor) or tuple(held.shape) != tuple(shape):
+            what = f"of shape {list(held.shape)}" if isinstance(held, torch.Tensor) else "no tensor"
+            raise Problem(f"{path}: {name} in it is {what}, but {list(shape)} in its param_shapes")
 
 
 def _refuse_parallel(path: Path, model: Mapping[str, Any]) -> None:
@@ -153,21 +188,16 @@ def _zero_stage(files: Files, optimizer: Sequence[Mapping[str, Any]]) -> int:
     return int(stage.arguments[0]) if isinstance(stage, ZeroStage) else 1  # BF16_Optimizer does not say it
 
 
-def _numbers(state: Mapping[str, Any]) -> list[Any]:
-    """What is the same on every rank."""
-    inner = _inner(state)
-    groups = [
-        {key: value for key, value in group.items() if key != "params"} for group in inner.get("param_groups", [])
-    ]
-    steps = [
-        {
-            key: float(value)
-            for key, value in held.items()
-            if not _is_array(value) and isinstance(value, (int, float, torch.Tensor))
-        }
-        for held in inner.get("state", {}).values()
-    ]
-    return [repr(groups), steps, repr(sorted(vars(state["loss_scaler"]).items())) if "loss_scaler" in state else None]
+@contextlib.contextmanager
+def as_laid_out(folder: Path) -> Iterator[None]:
+    """Problem in place of what Python or torch say where a value in the files is of another kind than DeepSpeed's."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        line = str(error).strip().partition("\n")[0][:160]
+        raise Problem(
+            f"{folder}: its files are not laid out as DeepSpeed 0.19.8 does it ({type(error).__name__}: {line})"
+        ) from error
 
 
 def _inner(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,6 +221,9 @@ def _of_partitions(saved: Saved) -> Trained:
         if not isinstance(state.get(key), list) or len(state[key]) != len(shapes):
             raise Problem(f"{path}: does not hold the {key} that the model's param_shapes speak of")
     inner = [_inner(state) for state in saved.optimizer]
+    for path, state in zip(saved.files.optimizer, saved.optimizer, strict=True):
+        if any(not is_array(held) or not held.is_floating_point() for held in state[key]):
+            raise Problem(f"{path}: its {key} are no arrays of floating numbers")
     masters = [[state[key][array] for state in saved.optimizer] for array in range(len(shapes))]
     states = [[one["state"].get(array, {}) for one in inner] for array in range(len(shapes))]
     places: list[Place] = []
@@ -199,15 +232,15 @@ def _of_partitions(saved: Saved) -> Trained:
         try:
             if saved.zero_stage == 3:
                 found, wanted = cut_each(array, group, ranks)
-                if any(held.numel() != wanted for held in masters[array]):
-                    raise Problem(
-                        f"sub-group {array} has {masters[array][0].numel()} numbers on a rank instead of {wanted}"
-                    )
+                for held in [*masters[array], *_arrays(states[array])]:
+                    if held.numel() != wanted:
+                        raise Problem(f"sub-group {array} has {held.numel()} numbers on a rank instead of {wanted}")
             else:
                 part = max(tensor.numel() for tensor in [*masters[array], *_arrays(states[array])])
                 all_paddings = saved.optimizer[0].get("param_alignment_paddings")
                 paddings = all_paddings[array] if all_paddings else [0] * len(group)
                 found = cut_by_rank(array, group, paddings, part, ranks)
+                _refuse_other_sizes(saved, array, sum(map(math.prod, group.values())) + sum(paddings), part)
         except (Problem, ValueError, TypeError) as error:
             raise Problem(f"{where}{error}") from error
         places += found
@@ -218,11 +251,33 @@ def _of_partitions(saved: Saved) -> Trained:
     return Trained(tuple(places), masters, states, groups, tuple(owner[array] for array in range(len(shapes))))
 
 
+def _refuse_other_sizes(saved: Saved, array: int, numbers: int, part: int) -> None:
+    """Of stages 1 and 2, where a rank's file tells the padding that it has: all of it is the last one's."""
+    for rank, state in enumerate(saved.optimizer):
+        paddings = state.get("group_paddings")
+        last = rank == len(saved.optimizer) - 1
+        padding = part * len(saved.optimizer) - numbers if last else 0
+        if isinstance(paddings, list) and paddings[array] != padding:
+            raise Problem(
+                f"{saved.files.optimizer[rank].name} tells of {paddings[array]} numbers of padding in group {array}, but the model's "
+                f"param_shapes leave {padding}; it is of another rank or checkpoint"
+            )
+        held = [state["single_partition_of_fp32_groups"][array], *_arrays([_inner(state)["state"].get(array, {})])]
+        for tensor in held:
+            if tensor.numel() not in (part, part - padding):
+                raise Problem(
+                    f"{saved.files.optimizer[rank].name} holds {tensor.numel()} numbers of group {array} instead of {part}"
+                )
+
+
 def _of_one_rank(saved: Saved, state: Mapping[str, Any]) -> Trained:
     """Stage 0: all in the one model file, and without names. What names neither values nor the file tell is `#position`."""
     path = saved.files.model[0]
     inner = _inner(state)
     groups = tuple(inner["param_groups"])
+    positions = [key for group in groups for key in group["params"]]
+    if positions != list(range(len(positions))) or any(key not in positions for key in inner["state"]):
+        raise Problem(f"{path}: its optimizer's groups do not count the parameters that it has states of")
     candidates = {name: tensor for name, tensor in own_tensors(saved.model) if tensor.is_floating_point()}
     flat, each = state.get("fp32_groups_flat"), state.get("fp32_groups")
     places: list[Place] = []
@@ -247,6 +302,13 @@ def _of_one_rank(saved: Saved, state: Mapping[str, Any]) -> Trained:
             names = [[name] for name in group.get("param_names") or [f"#{key}" for key in group["params"]]]
         for key, master, line in zip(group["params"], lines, names, strict=True):
             held = inner["state"].get(key, {})
+            if len({tuple(value.shape) for value in _arrays([held])}) > 1:
+                raise Problem(f"{path}: optimizer states of parameter {key} have several shapes")
+            if (
+                held
+                and held.keys() != next(kept for one in group["params"] if (kept := inner["state"].get(one))).keys()
+            ):
+                raise Problem(f"{path}: parameter {key} has other optimizer states than the first of its group")
             start = 0
             for name in line:
                 shape = tuple(candidates.pop(name).shape) if master is not None else _shape(held)
@@ -259,7 +321,7 @@ def _of_one_rank(saved: Saved, state: Mapping[str, Any]) -> Trained:
 
 
 def _shape(states: Mapping[str, Any]) -> tuple[int, ...]:
-    return next((tuple(value.shape) for value in states.values() if _is_array(value)), ())
+    return next((tuple(value.shape) for value in states.values() if is_array(value)), ())
 
 
 def own_tensors(model: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -277,13 +339,4 @@ def own_tensors(model: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _arrays(states: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
-    return [value for state in states for value in state.values() if _is_array(value)]
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else "others"
+    return [value for state in states for value in state.values() if is_array(value)]
