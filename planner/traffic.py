@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dsplan.planner.memory.native_widths import widths
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.layout import VOLUME, Layout, Move, transfers
 from dsplan.schemas.plan import Plan
@@ -61,6 +62,13 @@ def sums(trace: Trace) -> Sums:
 _remembered: dict[int, tuple[Trace, Sums]] = {}
 
 
+def _sent_width(plan: Plan) -> int:
+    """Bytes of an element of a gradient on its way."""
+    if plan.engine == "native":
+        return widths(plan).reduce
+    return PRECISION_BYTES[plan.knobs.communication_dtype or plan.precision]
+
+
 def traffic(trace: Trace, plan: Plan) -> Iterator[Sent]:
     """Every dp and tp collective of one optimizer step of one rank, each over the rank's part of the model at once.
 
@@ -72,7 +80,7 @@ def traffic(trace: Trace, plan: Plan) -> Iterator[Sent]:
     held = sums(trace)
     sizes = {
         "param": round(held.params * width * share),
-        "grad": round(held.trainable_params * width * share),
+        "grad": round(held.trainable_params * _sent_width(plan) * share),
     }
     if layout.dp > 1:
         for transfer in transfers(plan.zero_stage, plan.accumulation):

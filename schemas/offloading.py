@@ -6,7 +6,7 @@ at ZeRO stage 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,6 +39,16 @@ def offloading(raw: Mapping[str, Any], zero_stage: int) -> Offloading:
         ratio=float(ratio) if isinstance(ratio, (int, float)) else 1.0,
         pin_memory=optimizer.get("pin_memory", True) is not False,
     )
+
+
+def on_host(sizes: Sequence[int], ratio: float) -> list[bool]:
+    """For each unit, by its parameters, whether it goes to the host: the first ones do, until they hold the share."""
+    wanted, held = ratio * sum(sizes), 0
+    chosen: list[bool] = []
+    for size in sizes:
+        chosen.append(held < wanted)
+        held += size
+    return chosen
 
 
 def _blocks(zero: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dsplan.planner.memory.allocator import SMALL
 from dsplan.planner.memory.kept_inputs import as_run
+from dsplan.planner.memory.native_widths import widths
 from dsplan.planner.memory.replay import block_cut
 from dsplan.planner.memory.shards import local_numel
 from dsplan.schemas.optimizer import on_shards
@@ -142,12 +143,12 @@ class Running:
 
 
 def optimizer_temporaries(requests: AskingRank, sizes: Sequence[int]) -> None:
-    """fp32 temporaries of the optimizer over tensors of these elements."""
-    optimizer = requests.plan.optimizer
+    """Temporaries, in the masters' type, of the optimizer over tensors of these elements."""
+    optimizer, width = requests.plan.optimizer, FP32
     if requests.plan.engine == "native":
-        optimizer = on_shards(optimizer)
+        optimizer, width = on_shards(optimizer), widths(requests.plan).master
     if optimizer.kernel == "foreach" and optimizer.states:
-        requests.passing([FP32 * size for size in sizes])
+        requests.passing([width * size for size in sizes])
     elif optimizer.kernel == "for-loop" and optimizer.states:
         for size in sizes:
-            requests.passing([FP32 * size, FP32 * size])
+            requests.passing([width * size, width * size])

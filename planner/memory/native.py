@@ -6,13 +6,18 @@ Source: torch 2.13, torch/distributed/fsdp/_fully_shard; runtime/sharding/stages
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from dsplan.planner.memory.native_passes import Way, divided, passing_peaks
+from dsplan.planner.memory.native_widths import native_optimizer, widths
 from dsplan.planner.memory.replay import Layer, Timeline, in_flight, items_at, timelines
-from dsplan.planner.memory.shards import Shards, part_of, shards
+from dsplan.planner.memory.shards import Counts, Shards, part_of, shards
 from dsplan.schemas.ledger import Ledger, MemoryItem, Moment
-from dsplan.schemas.optimizer import kernel_of, on_shards, state_formula
+from dsplan.schemas.offloading import on_host
+from dsplan.schemas.optimizer import kernel_of, state_formula
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import PRECISION_BYTES, count, size
@@ -35,25 +40,33 @@ def ledger(trace: Trace, plan: Plan) -> Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """Sums over the units of a rank, some by optimizer. Elements where no bytes are said."""
+    """Sums over some units of a rank, some by optimizer. Elements where no bytes are said."""
 
-    master_bytes: int
-    """With those that are kept as they are stored."""
-    whole: int
+    masters: int
     stored: int
     stored_bytes: int
-    """Of this rank's shard."""
+    """Those that have no master, as they are stored: of this rank's shard."""
+    whole: int
     trainable: int
     trainable_shard: int
     state_bytes: int
     temporaries: int
-    """Of the optimizer step, in fp32."""
-    loading: Moment
-    model_bytes: int
-    """The whole model in fp32, on any rank's host."""
+    """Of the optimizer step, in the masters' type."""
 
 
-_remembered: dict[object, tuple[Trace, _Held]] = {}
+Made = TypeVar("Made")
+_remembered: dict[object, tuple[Trace, Any]] = {}
+
+
+def _once(trace: Trace, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
+    """What `make` gives, remembered per trace and key."""
+    found = _remembered.get((id(trace), *key))
+    if found is None or found[0] is not trace:
+        if len(_remembered) > 20_000:
+            _remembered.clear()
+        found = _remembered[(id(trace), *key)] = (trace, make())
+    made: Made = found[1]
+    return made
 
 
 class _Rank:
@@ -62,13 +75,13 @@ class _Rank:
     def __init__(self, trace: Trace, plan: Plan, timeline: Timeline | None):
         layout = plan.layout
         self.trace, self.plan, self.timeline = trace, plan, timeline
-        self.optimizer = on_shards(plan.optimizer)
-        # Of what goes to the host in part no byte is taken off the device: which units go depends on their sizes.
-        self.offloads = plan.offload != "none" and plan.knobs.offload_ratio == 1
+        self.optimizer, self.widths = native_optimizer(plan), widths(plan)
+        self.type = "fp32" if self.widths.master == FP32 else "bf16"
         self.degree = 1 if plan.zero_stage == 0 else layout.dp_shard * layout.sp
         self.part = part_of(layout.pp, timeline.pp_stage if timeline else 0)
         self.sizes: Shards = shards(trace, layout.tp, self.degree, self.part)
         self.units = timeline.units if timeline else tuple(range(len(trace.units)))
+        self.on_host = self._on_host()
         self.way = Way(
             zero_stage=plan.zero_stage,
             degree=self.degree,
@@ -77,39 +90,45 @@ class _Rank:
             sp=layout.sp,
             accumulation=min(plan.accumulation, 3),
             replicated=layout.dp_replicate > 1 or plan.zero_stage == 0,
-            offloads_gradients=self.offloads,
+            widths=self.widths,
+            on_host=frozenset(self.on_host),
         )
-        self.held = self._held()
+        self.staying = tuple(unit for unit in self.units if unit not in self.way.on_host)
+        self.where = (layout.pp, self.part, self.units, layout.tp, self.degree)
+        self.held, self.away = (
+            _once(trace, ("held", units, *self.where, self.optimizer), partial(self._held, units))
+            for units in (self.staying, self.on_host)
+        )
 
-    def _held(self) -> _Held:
-        """Remembered per trace."""
-        layout, spec = self.plan.layout, self.optimizer
-        key = (id(self.trace), layout.pp, self.part, self.units, layout.tp, self.degree, spec)
-        found = _remembered.get(key)
-        if found is None or found[0] is not self.trace:
-            if len(_remembered) > 10_000:
-                _remembered.clear()
-            sums, sizes = self.sizes.sums(self.units), self.sizes
-            whole = shards(self.trace, 1, 1).sums(tuple(range(len(self.trace.units))))["master_bytes"]
-            held = _Held(
-                master_bytes=sums["master_bytes"],
-                whole=sums["whole"],
-                stored=sums["stored"],
-                stored_bytes=sums["stored_shard_bytes"],
-                trainable=sums["trainable"],
-                trainable_shard=sums["trainable_shard"],
-                state_bytes=sizes.optimizer_state_bytes(spec, self.units),
-                temporaries=sizes.step_temporaries(spec, self.units),
-                loading=self.load(sums["whole"]),
-                model_bytes=whole + self.trace.buffer_bytes,
-            )
-            found = _remembered[key] = (self.trace, held)
-        return found[1]
+    def _on_host(self) -> tuple[int, ...]:
+        """The units whose shards, gradients and states live on the host. FSDP2 keeps one copy of each shard, so that
+        optimizer and parameters go together."""
+        plan = self.plan
+        if plan.offload == "none":
+            return ()
+        order = tuple(unit for unit in self.units if unit) + tuple(unit for unit in self.units if not unit)
+        ratio = plan.knobs.offload_ratio if plan.offload == "optimizer" else 1.0
+        goes = on_host([self.trace.units[unit].numel for unit in order], ratio)
+        return tuple(unit for unit, away in zip(order, goes, strict=True) if away)
+
+    def _held(self, units: tuple[int, ...]) -> _Held:
+        sums, sizes = self.sizes.sums(units), self.sizes
+        return _Held(
+            masters=sums["shard"] - sums["stored_shard"],
+            whole=sums["whole"],
+            stored=sums["stored"],
+            stored_bytes=sums["stored_shard_bytes"],
+            trainable=sums["trainable"],
+            trainable_shard=sums["trainable_shard"],
+            state_bytes=sizes.optimizer_state_bytes(self.optimizer, units),
+            temporaries=sizes.step_temporaries(self.optimizer, units),
+        )
 
     def ledger(self) -> Ledger:
         states = items_at(self.states(), 0)
         resident = sum(item.bytes for item in states)
-        moments = [self.held.loading, *self.passes(states), self.step(states)]
+        load = _once(self.trace, ("load", self.on_host, *self.where, self.widths.master), self.load)
+        moments = [load, *self.passes(states), self.step(states)]
         saving = self.save(states)
         return Ledger(
             engine="native",
@@ -124,31 +143,22 @@ class _Rank:
     # What is there all the time
 
     def states(self) -> list[Layer]:
-        """Masters, buffers and optimizer state, as far as they are on the device.
-
-        Whichever of optimizer and parameters is offloaded, both are: FSDP2 keeps one copy of each shard.
-        """
-        optimizer = self.optimizer
-        layers = [Layer("params", self.trace.buffer_bytes, "buffers of the model")]
-        if not self.offloads:
-            held = self.held
-            masters, stored = held.master_bytes - held.stored_bytes, held.stored_bytes
-            layers.append(Layer("params", masters, f"fp32 master: 4 B x {self.per_shard(held.whole - held.stored)}"))
-            each = stored * self.degree / max(1, held.stored)
-            layers.append(
-                Layer("params", stored, f"no master, as stored: {each:.3g} B x {self.per_shard(held.stored)}")
-            )
-        if not self.offloads:
-            why = state_formula(optimizer, self.per_shard(self.held.trainable))
-            layers.append(Layer("optimizer", self.held.state_bytes, why))
-        return layers
+        """Masters, buffers and optimizer state, as far as they are on the device."""
+        held, width = self.held, self.widths.master
+        each = held.stored_bytes * self.degree / max(1, held.stored)
+        floats = f"{self.type} master: {width} B x {self.per_shard(held.whole - held.stored)}"
+        stored = f"no master, as stored: {each:.3g} B x {self.per_shard(held.stored)}"
+        return [
+            Layer("params", self.trace.buffer_bytes, "buffers of the model"),
+            Layer("params", width * held.masters, floats),
+            Layer("params", held.stored_bytes, stored),
+            Layer("optimizer", held.state_bytes, state_formula(self.optimizer, self.per_shard(held.trainable))),
+        ]
 
     def host_bytes(self) -> int:
         """Offloaded masters, state and gradients, in pinned memory, and what the step over them makes."""
-        if self.plan.offload == "none":
-            return 0
-        held = self.held
-        return held.master_bytes + held.state_bytes + FP32 * (held.trainable_shard + held.temporaries)
+        away, width = self.away, self.widths.master
+        return away.stored_bytes + away.state_bytes + width * (away.masters + away.trainable_shard + away.temporaries)
 
     def per_shard(self, numel: int) -> str:
         return f"{count(numel)} params" + (f" / dp {self.degree}" if self.degree > 1 else "")
@@ -181,30 +191,30 @@ class _Rank:
         """Gradient shards and the kernel's temporaries."""
         optimizer = self.optimizer
         left = self.timeline.left_bytes if self.timeline is not None else 0
-        layers = [Layer("activations", left, "inputs and what the loop still holds")]
-        if not self.offloads:
-            grads = FP32 * self.held.trainable_shard
-            layers.append(Layer("grads", grads, f"fp32: 4 B x {self.per_shard(self.held.trainable)}"))
-            made = FP32 * self.held.temporaries
-            layers.append(
-                Layer("temporary", made, f"{kernel_of(optimizer)} {optimizer.label}: 4 B x {count(made // FP32)}")
-            )
+        held, width = self.held, self.widths.master
+        made = f"{kernel_of(optimizer)} {optimizer.label}: {width} B x {count(held.temporaries)}"
+        layers = [
+            Layer("activations", left, "inputs and what the loop still holds"),
+            Layer("grads", width * held.trainable_shard, f"{self.type}: {width} B x {self.per_shard(held.trainable)}"),
+            Layer("temporary", width * held.temporaries, made),
+        ]
         return Moment(phase="step", where="optimizer step", items=(*states, *items_at(layers, 0)))
 
     # Before and after training
 
-    def load(self, numel: int) -> Moment:
-        """Unit by unit becomes fp32 on the device, whole, beside its shard and those of the units before."""
+    def load(self) -> Moment:
+        """Unit by unit becomes a master on the device, whole, beside its shard and those of the units before."""
+        width = self.widths.master
         unsharded = shards(self.trace, self.plan.layout.tp, 1, self.part)
-        whole = unsharded.master_bytes
-        own = self.sizes.master_bytes
+        whole, own = self._master_bytes(unsharded), self._master_bytes(self.sizes)
         order = [unit for unit in self.units if unit] + [unit for unit in self.units if not unit]
         made, most, fullest, before = 0, -1, 0, 0
         for unit in order:
             there = made + int(whole[unit]) + int(own[unit])
             if there > most:
                 most, fullest, before = there, unit, made
-            made += int(own[unit])
+            made += 0 if unit in self.way.on_host else int(own[unit])
+        numel = int(self.sizes.whole[list(self.units)].sum())
         shard_bytes, stored_bytes = int(own[fullest]), int(unsharded.stored_shard_bytes[fullest])
         stored, floats = int(unsharded.stored[fullest]), int(whole[fullest]) - stored_bytes
         sharded = "the unit that is being sharded, whole"
@@ -212,7 +222,7 @@ class _Rank:
         layers = [
             Layer("params", self.trace.buffer_bytes, "buffers of the model"),
             Layer("params", before + shard_bytes, f"masters made so far, of {self.per_shard(numel)}"),
-            Layer("temporary", floats, f"{sharded}: 4 B x {count(floats // FP32)}"),
+            Layer("temporary", floats, f"{sharded}: {width} B x {count(floats // width)}"),
             Layer("temporary", stored_bytes, f"{sharded}, as stored: {each:.3g} B x {count(stored)}"),
         ]
         where = f"sharding {self.trace.units[fullest].name or 'the parts outside the blocks'}"
@@ -222,14 +232,19 @@ class _Rank:
         """The whole model in fp32, as the script builds it on every rank; on meta it takes nothing."""
         if self.plan.built == "meta":
             return self.host_bytes()
-        return self.held.model_bytes
+        whole = shards(self.trace, 1, 1)
+        return _once(self.trace, ("whole",), lambda: int(whole.master_bytes.sum())) + self.trace.buffer_bytes
+
+    def _master_bytes(self, sizes: Shards) -> Counts:
+        """By unit: what lies between steps, in the masters' type or as it is stored."""
+        return self.widths.master * (sizes.shard - sizes.stored_shard) + sizes.stored_shard_bytes
 
     def save(self, states: tuple[MemoryItem, ...]) -> Moment | None:
         """Each parameter is gathered in fp32 on its way to rank 0's host; None where nothing is gathered."""
         if not self.plan.knobs.gather_16bit_weights_on_save or self.degree == 1:
             return None
-        largest = FP32 * self.sizes.largest
-        layer = Layer("gathered_params", largest, f"the largest parameter whole: 4 B x {count(self.sizes.largest)}")
+        width, largest = self.widths.master, self.sizes.largest
+        layer = Layer("gathered_params", width * largest, f"the largest parameter whole: {width} B x {count(largest)}")
         return Moment(phase="save", where="gathering the model", items=(*states, *items_at([layer], 0)))
 
     def save_host_bytes(self) -> int:

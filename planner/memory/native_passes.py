@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from dsplan.planner.memory.native_widths import Widths
 from dsplan.planner.memory.replay import END, Bytes, Layer, Timeline, items_at, one_gradient
 from dsplan.planner.memory.shards import Shards
 from dsplan.schemas.layout import PARTIAL, ZERO
 from dsplan.schemas.ledger import MemoryItem, Phase
 from dsplan.schemas.trace import Trace
-from dsplan.schemas.units import PRECISION_BYTES, count, size
+from dsplan.schemas.units import count, size
 
 FP32 = 4
 Held = TypeVar("Held", int, Bytes)
@@ -32,8 +33,9 @@ class Way:
     accumulation: int
     replicated: bool
     """Gradients are all-reduced between copies of the shards: at stage 0, and under hybrid sharding."""
-    offloads_gradients: bool = False
-    """Reduced shards go to the host at once."""
+    widths: Widths
+    on_host: frozenset[int] = frozenset()
+    """Units whose reduced gradients go to the host at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,9 @@ class _Passes:
 
     def __init__(self, trace: Trace, timeline: Timeline, sizes: Shards, way: Way):
         self.trace, self.timeline, self.sizes, self.way = trace, timeline, sizes, way
-        # of the compute dtype, in which gradients are reduced too
-        self.width = PRECISION_BYTES[trace.precision]
-        self.mixed = self.width < FP32
+        self.width, self.master, self.reduce = way.widths.compute, way.widths.master, way.widths.reduce
+        self.mixed = self.width != self.master
+        self.in_place = way.zero_stage == 0  # modules run on the masters, and what is reduced is the gradient
         units = list(timeline.units)
         self.trainable = int(sizes.trainable[units].sum())
         self.trainable_shard = int(sizes.trainable_shard[units].sum())
@@ -105,6 +107,10 @@ class _Passes:
         self.quantized = bool(sizes.stored[units].any())
         self.done_elements = timeline.block_done @ sizes.trainable
         self.done_shards = np.where(timeline.backward, timeline.block_done @ sizes.trainable_shard, 0)
+        staying = sizes.trainable_shard.copy()  # on the device
+        staying[list(way.on_host)] = 0
+        self.staying = int(staying[units].sum())
+        self.done_staying = np.where(timeline.backward, timeline.block_done @ staying, 0)
 
     def peaks(self) -> dict[Phase, Peak]:
         timeline, way = self.timeline, self.way
@@ -241,39 +247,51 @@ class _Passes:
         reduces = pass_.last or not waits
         layers = []
 
-        own = self.own_gradients(waits and not pass_.first)
-        if waits and not pass_.first:  # sums go as their unit is reduced
+        sums = waits and not pass_.first
+        cast = self.reduce != width  # what waits does so in the type that is sent
+        own = self.own_gradients(sums and not cast)
+        if sums:  # they go as their unit is reduced
             left = np.where(backward, self.trainable - self.done_elements * pass_.last, self.trainable)
-            partial = width * left[timeline.segment]
+            partial = self.reduce * left[timeline.segment]
 
             def summed(row: int) -> str:
-                return f"summed over micro-batches before reducing: {width} B x {count(int(partial[row]) // width)}"
+                each = self.reduce
+                return f"summed over micro-batches before reducing: {each} B x {count(int(partial[row]) // each)}"
 
             layers.append(Layer("grads", partial, summed))
         elif waits and not pass_.last:
-            own = own + np.where(backward, width * self.done_elements, 0)[timeline.segment]
+            own = own + np.where(backward, self.reduce * self.done_elements, 0)[timeline.segment]
+            if cast:  # one parameter after the other, when its unit is done
+                casting = self.reduce * sizes.trainable + width * (sizes.last_trained - sizes.trainable)
+                done = backward & ((unit > 0) | self.ends)
+                own = own + timeline.rows(0, 0, np.where(done, np.maximum(0, casting[unit]), 0))
         layers.append(
             Layer("grads", own, f"{width} B full-size gradients of the unit that runs, and outside the blocks")
         )
         if reduces:
-            reduced = np.full_like(unit, self.trainable_shard) if not waits and not pass_.first else self.done_shards
-            why = f"fp32: 4 B x params reduced so far, of {count(self.trainable)}{self._per_shard()}"
-            if not self.way.offloads_gradients:  # what leaves for the host is the reduction's output, counted below
-                layers.append(Layer("grads", FP32 * reduced[timeline.segment], why))
-            # reducing: the full gradients beside the new flat input; then that beside its output, the output in fp32, and
-            # the last gradient, which the loop variable of foreach_reduce still holds
+            # what leaves for the host is the reduction's output, counted below
+            reduced = np.full_like(unit, self.staying) if not waits and not pass_.first else self.done_staying
+            type_ = "fp32" if self.master == FP32 else "bf16"
+            why = f"{type_}: {self.master} B x params reduced so far, of {count(self.trainable)}{self._per_shard()}"
+            layers.append(Layer("grads", self.master * reduced[timeline.segment], why))
+            # reducing: the full gradients beside the new flat input; then that beside its output, the output in the masters'
+            # type, and the last gradient, which the loop variable of foreach_reduce still holds
             new = np.where(backward & ((unit > 0) | self.ends), unit, -1)
-            output = (width + (FP32 if self.mixed else 0)) * sizes.trainable_shard[new]
+            held = self.reduce if sums else width
+            output = (self.reduce + (self.master if self.master != self.reduce else 0)) * sizes.trainable_shard[new]
             if self.way.degree > 1:
-                output = output + width * sizes.last_trained[new]
-            full = self.grads_of(waits and not pass_.first)
-            reducing = width * sizes.trainable_padded[new] + np.maximum(0, output - full)
-            previous = width * sizes.trainable_padded[timeline.reduced_before]
+                output = output + held * sizes.last_trained[new]
+            full = self.grads_of(sums)
+            reducing = self.reduce * sizes.trainable_padded[new] + np.maximum(0, output - full)
+            previous = self.reduce * sizes.trainable_padded[timeline.reduced_before]
+            if sums and cast:  # the unit's own gradients are in the sum, and gone, before it is reduced
+                reducing = np.maximum(previous, reducing - self.grads_of(False))
             buckets = timeline.rows(previous, previous, np.where(new >= 0, reducing, previous))
-            layers.append(Layer("buckets", buckets, f"{width} B flat input of the reduction, kept until the next one"))
-        if self.way.replicated and self.mixed and pass_.last:
-            kept = width * self.done_shards[timeline.segment]
-            layers.append(Layer("buckets", kept, f"{width} B all-reduce buffers, kept until backward ends"))
+            why = f"{self.reduce} B flat input of the reduction, kept until the next one"
+            layers.append(Layer("buckets", buckets, why))
+        if self.way.replicated and self.reduce != self.master and pass_.last:
+            kept = self.reduce * self.done_shards[timeline.segment]
+            layers.append(Layer("buckets", kept, f"{self.reduce} B all-reduce buffers, kept until backward ends"))
         return layers
 
     def _per_shard(self) -> str:
@@ -304,7 +322,7 @@ class _Passes:
         """By segment: full-size gradients of its unit at its end."""
         timeline = self.timeline
         if summed:
-            found: Bytes = self.width * self.sizes.trainable[timeline.unit]
+            found: Bytes = self.reduce * self.sizes.trainable[timeline.unit]
             return found
         ends = timeline.kind == END
         whole: Bytes = self.whole_gradients()[0][ends]  # rows go by segment, so its ends do too

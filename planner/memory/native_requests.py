@@ -5,17 +5,19 @@ FSDP2 makes one all-gather buffer and one tensor per parameter and block, and on
 
 from __future__ import annotations
 
-from dsplan.planner.memory.asking_rank import FP32, GATHER, REDUCE, STEPS, AskingRank, Running, optimizer_temporaries
+from dsplan.planner.memory.asking_rank import GATHER, REDUCE, STEPS, AskingRank, Running, optimizer_temporaries
+from dsplan.planner.memory.native_widths import widths
 
 
 def ask(requests: AskingRank) -> None:
     plan, width = requests.plan, requests.width
+    master, reduce = widths(plan).master, widths(plan).reduce
     shards = [requests.shard(index) for index in requests.held]
     trained = [requests.shard(index) for index in requests.trained]
     if plan.offload == "none":
         for size in shards:
-            requests.make(FP32 * size)
-    mixed = width < FP32
+            requests.make(master * size)
+    mixed = width != master
     gathers = (requests.degree > 1 and plan.zero_stage > 0) or mixed
     again = plan.zero_stage == 3
     segments = requests.segments()
@@ -66,13 +68,13 @@ def ask(requests: AskingRank) -> None:
                 members = [index for index in by_unit.get(done, []) if requests.params[index].trainable]
                 if not members:
                     continue
-                new = requests.make(width * sum(requests.sizes[index] for index in members))
+                new = requests.make(reduce * sum(requests.sizes[index] for index in members))
                 for storage in grads.pop(done, []):
                     running.let_go(storage)
                 if reducing:
                     requests.drop(reducing)
                 reducing = new
-                shards_of_grads += [requests.make(FP32 * requests.shard(index), REDUCE) for index in members]
+                shards_of_grads += [requests.make(master * requests.shard(index), REDUCE) for index in members]
                 if unit and not again and done in gathered:
                     for made in gathered.pop(done):
                         requests.drop(made)
@@ -84,7 +86,7 @@ def ask(requests: AskingRank) -> None:
             if step == 0:
                 for _ in range(plan.optimizer.states):
                     for size in trained:
-                        requests.make(FP32 * size)
+                        requests.make(master * size)
             optimizer_temporaries(requests, trained)
         for made in shards_of_grads:
             requests.drop(made)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dsplan.planner.capturing.capture import ScriptSubject
+from dsplan.planner.memory.native_widths import bf16_masters
 from dsplan.planner.models.blaming import user_code
 from dsplan.planner.models.load import ModelSubject, Subject
 from dsplan.planner.models.weightless import fakes, lent_weights, stand_in
@@ -116,8 +117,15 @@ def config_of(plan: Plan, accumulation: int) -> dict[str, Any]:
         "zero_optimization": {"stage": plan.zero_stage, **offload_blocks(plan)},
         "dsplan": {"recompute": plan.recompute},
     }
+    knobs = plan.knobs
     if plan.precision != "fp32":
         config[plan.precision] = {"enabled": True}
+    if bf16_masters(plan):
+        config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    if knobs.grad_accum_dtype is not None:
+        config["data_types"] = {"grad_accum_dtype": knobs.grad_accum_dtype}
+    if knobs.communication_dtype is not None:
+        config["communication_data_type"] = knobs.communication_dtype
     return config
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from dsplan.schemas.offloading import Offloading
+from dsplan.schemas.offloading import Offloading, on_host
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
@@ -22,14 +22,11 @@ def policies(offloading: Offloading, units: Sequence[nn.Module], device: torch.d
     """
     if offloading.what == "none":
         return [OffloadPolicy() for _ in units]
-    sizes = _own_sizes(units)
-    wanted, held = offloading.ratio * sum(sizes), 0
     pin = offloading.pin_memory and device.type != "cpu"
-    chosen: list[OffloadPolicy] = []
-    for size in sizes:
-        chosen.append(CPUOffloadPolicy(pin_memory=pin) if held < wanted else OffloadPolicy())
-        held += size
-    return chosen
+    return [
+        CPUOffloadPolicy(pin_memory=pin) if goes else OffloadPolicy()
+        for goes in on_host(_own_sizes(units), offloading.ratio)
+    ]
 
 
 def _own_sizes(units: Sequence[nn.Module]) -> list[int]:

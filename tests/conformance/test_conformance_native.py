@@ -12,7 +12,7 @@ from dsplan.planner.memory import ledger
 from dsplan.planner.models.load import load_subject
 from dsplan.planner.rehearsing.native import rehearse
 from dsplan.planner.tracing.tracer import trace
-from dsplan.schemas.choices import OptimizerSpec
+from dsplan.schemas.choices import OptimizerSpec, ZeroKnobs
 from dsplan.schemas.layout import VOLUME, Layout, Move, transfers
 from dsplan.schemas.ledger import STEP_PHASES, Ledger
 from dsplan.schemas.plan import Plan
@@ -104,6 +104,55 @@ def test_what_is_on_the_host_is_told_alike(zero_stage, precision, accumulation, 
     assert measured.resident_bytes == rehearsed.resident_bytes == formula.resident_bytes == 0
     assert measured.host_bytes == pytest.approx(rehearsed.host_bytes, abs=SCALARS)
     assert formula.host_bytes == pytest.approx(measured.host_bytes, abs=SCALARS)
+
+
+BF16_MASTERS = ZeroKnobs(low_precision_masters=True, low_precision_states=True)
+SENT_IN_FP32 = ZeroKnobs(communication_dtype="fp32")
+SENT_IN_BF16 = ZeroKnobs(communication_dtype="bf16")
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "precision", "accumulation", "extra", "knobs"),
+    [
+        (2, "bf16", 2, {"bf16": {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}, BF16_MASTERS),
+        (1, "bf16", 3, {"data_types": {"grad_accum_dtype": "fp32"}}, ZeroKnobs(grad_accum_dtype="fp32")),
+    ],
+)
+def test_types_of_masters_and_gradients_take_what_two_ranks_measure(zero_stage, precision, accumulation, extra, knobs):
+    of = plan(zero_stage, precision, seq_len=32, accumulation=accumulation, knobs=knobs)
+    records = run_ranks(RANKS, measured_ledger, WIDE, 1, 32, precision, zero_stage, accumulation, "none", extra)
+    measured, rehearsed = Ledger.from_json(records[0]), rehearse(subject(*WIDE.items()), of)
+    assert phases(rehearsed) == phases(measured)
+    assert rehearsed.collectives == measured.collectives
+    assert phases(predicted(WIDE, of)) == pytest.approx(phases(measured), abs=SCALARS)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "precision", "accumulation", "knobs"),
+    [
+        (1, "bf16", 1, BF16_MASTERS),
+        (3, "bf16", 2, BF16_MASTERS),
+        (1, "bf16", 1, SENT_IN_FP32),
+        (2, "bf16", 2, SENT_IN_FP32),
+        (3, "bf16", 3, SENT_IN_FP32),
+        (1, "fp32", 2, SENT_IN_BF16),
+        (3, "fp32", 1, SENT_IN_BF16),
+    ],
+)
+def test_formula_is_the_rehearsal_in_every_type(zero_stage, precision, accumulation, knobs):
+    of = plan(zero_stage, precision, seq_len=32, accumulation=accumulation, knobs=knobs)
+    assert phases(predicted(WIDE, of)) == pytest.approx(phases(rehearse(subject(*WIDE.items()), of)), abs=SCALARS)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_part_of_the_blocks_on_the_host(precision):
+    """Two of four blocks hold 0.4 of the parameters, so that the others' states stay on the device."""
+    of = plan(3, precision, seq_len=32, offload="optimizer", knobs=ZeroKnobs(offload_ratio=0.4))
+    formula, rehearsed = predicted(WIDE, of), rehearse(subject(*WIDE.items()), of)
+    block = 12 * 256 * 256 + 13 * 256  # attention 4, perceptron 8; two norms, their biases and the linears'
+    assert formula.host_bytes == pytest.approx(16 * 2 * block / RANKS, abs=SCALARS)
+    assert phases(formula) == pytest.approx(phases(rehearsed), abs=SCALARS)
+    assert formula.host_bytes == pytest.approx(rehearsed.host_bytes, abs=SCALARS)
 
 
 @pytest.mark.parametrize(("precision", "accumulation", "ranks"), [("fp32", 1, 3), ("bf16", 3, 3), ("bf16", 1, 1)])

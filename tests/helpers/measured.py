@@ -32,13 +32,16 @@ def measured_ledger(
     zero_stage: int,
     accumulation: int = 1,
     offload: str = "none",
+    extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The meter's ledger of the second optimizer step of the example GPT, as JSON."""
+    """The meter's ledger of the second optimizer step of the example GPT, as JSON. extra: keys of the config, block by block."""
     gpt = example()
     tokens = torch.randint(sizes["vocab"], (micro_batch, seq_len))
     config = configuration(micro_batch, precision, zero_stage, accumulation)
     if offload != "none":
         config["zero_optimization"][f"offload_{offload}"] = {"device": "cpu"}
+    for key, value in (extra or {}).items():
+        config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
     return trained(gpt.build_model(**sizes), (tokens,), gpt.loss, config)
 
 
