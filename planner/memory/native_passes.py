@@ -162,7 +162,10 @@ class _Passes:
                 each, many = int(bytes_[row]) / max(1, int(numel[row])), count(int(numel[row]))
                 return f"as stored: {each:.3g} B x {many} params gathered"
 
-            layers.append(Layer("gathered_params", bytes_, stored))
+            if not self.in_place:
+                layers.append(Layer("gathered_params", bytes_, stored))
+        if self.in_place and not self.mixed:
+            return []
         floats = Layer(
             "gathered_params", held, lambda row: f"{width} B x {count(int(held[row]) // width)} params gathered"
         )
@@ -281,9 +284,12 @@ class _Passes:
             output = (self.reduce + (self.master if self.master != self.reduce else 0)) * sizes.trainable_shard[new]
             if self.way.degree > 1:
                 output = output + held * sizes.last_trained[new]
+            elif self.in_place:  # the output is the input
+                output = output - self.reduce * sizes.trainable_shard[new]
             full = self.grads_of(sums)
             reducing = self.reduce * sizes.trainable_padded[new] + np.maximum(0, output - full)
-            previous = self.reduce * sizes.trainable_padded[timeline.reduced_before]
+            # the input of the last reduction; in place it is the gradient itself, or counted among the all-reduce buffers
+            previous = 0 if self.in_place else self.reduce * sizes.trainable_padded[timeline.reduced_before]
             if sums and cast:  # the unit's own gradients are in the sum, and gone, before it is reduced
                 reducing = np.maximum(previous, reducing - self.grads_of(False))
             buckets = timeline.rows(previous, previous, np.where(new >= 0, reducing, previous))

@@ -19,7 +19,7 @@ def ask(requests: AskingRank) -> None:
             requests.make(master * size)
     mixed = width != master
     gathers = (requests.degree > 1 and plan.zero_stage > 0) or mixed
-    again = plan.zero_stage == 3
+    in_place, again = plan.zero_stage == 0, plan.zero_stage == 3
     segments = requests.segments()
     by_unit: dict[int, list[int]] = {}
     for index in requests.held:
@@ -31,6 +31,7 @@ def ask(requests: AskingRank) -> None:
         flat: tuple[int, int] | None = None
         reducing: tuple[int, int] | None = None
         shards_of_grads: list[tuple[int, int]] = []
+        kept: list[tuple[int, int]] = []
         grads: dict[int, list[int]] = {}
 
         def gather(unit: int, gathered: dict[int, list[tuple[int, int]]] = gathered) -> tuple[int, int] | None:
@@ -71,14 +72,17 @@ def ask(requests: AskingRank) -> None:
                 new = requests.make(reduce * sum(requests.sizes[index] for index in members))
                 for storage in grads.pop(done, []):
                     running.let_go(storage)
-                if reducing:
+                if in_place:  # what is reduced is the gradient, or what it is cast from when backward is over
+                    (shards_of_grads if master == reduce else kept).append(new)
+                elif reducing:
                     requests.drop(reducing)
-                reducing = new
-                shards_of_grads += [requests.make(master * requests.shard(index), REDUCE) for index in members]
+                reducing = None if in_place else new
+                if not in_place or master != reduce:
+                    shards_of_grads += [requests.make(master * requests.shard(index), REDUCE) for index in members]
                 if unit and not again and done in gathered:
                     for made in gathered.pop(done):
                         requests.drop(made)
-        for leftover in [*(made for unit_made in gathered.values() for made in unit_made), flat, reducing]:
+        for leftover in [*(made for unit_made in gathered.values() for made in unit_made), flat, reducing, *kept]:
             if leftover:
                 requests.drop(leftover)
         running.end()

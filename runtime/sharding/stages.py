@@ -21,6 +21,7 @@ from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.runtime.sharding.methods import register_methods
 from dsplan.runtime.sharding.offloading import policies
 from dsplan.runtime.sharding.precision import Precision
+from dsplan.runtime.sharding.replicas import run_in_place
 from dsplan.runtime.sharding.scalars import Scalars
 from dsplan.runtime.sharding.sparse import SparseGradients, sparse_embeddings
 from dsplan.runtime.sharding.state_dicts import accept_and_give_plain
@@ -138,6 +139,8 @@ def shard(
         units.append(module)
     accept_and_give_plain(model, zero_stage)
     units[-1]._get_fsdp_state()._lazy_init()
+    if zero_stage == 0:
+        run_in_place(units)
     sharded = Sharded(model, tuple(units), zero_stage, precision, Scalars(scalars, mesh), sparse)
     live.add(sharded)
     register_methods(sharded.root, sharded.drop_gathered)

@@ -1,0 +1,47 @@
+"""Stage 0 without copies: FSDP2's `replicate` gathers over one rank, and reduces twice in buffers of its own.
+
+Where masters have the compute dtype a module may run on them as they lie, and one buffer carries gradients from the flat
+input of the reduction to the optimizer. Source: torch 2.13, torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,
+_fsdp_collectives}.py; the pull request that would make it so is not there yet, hence FSDPParam's private names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+
+def run_in_place(units: Iterable[FSDPModule]) -> None:
+    """What a module computes with lies in the storage of its masters where both have one dtype; no reduction copies."""
+    for unit in units:
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            group._reduce_scatter_comm = _InPlace()
+            for held in group.fsdp_params:
+                if held.param_dtype is None:
+                    held.all_gather_outputs = [held._sharded_param_data]  # what is copied into it is itself
+                    held.free_unsharded_param = _keep
+
+
+def _keep() -> None:
+    """The gathered copy is the master."""
+
+
+class _InPlace(ReduceScatter):
+    """Where one rank holds all of a gradient nothing is scattered: the output is the input."""
+
+    def __init__(self) -> None:
+        self._input: torch.Tensor | None = None
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Asked for twice in each reduction: the flat input, then the output of as many elements."""
+        given, self._input = self._input, None
+        if given is None:
+            given = self._input = torch.empty(*size, dtype=dtype, device=device)
+        return given
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("replicate scatters nothing")
