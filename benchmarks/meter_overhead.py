@@ -2,7 +2,8 @@
 
 Engines without a meter, with one that watches nothing (off), and with one that watches its first two steps as under a
 launch (on) take turns step by step, so that other work on the machine disturbs all alike. Prints the sums over 50 steps
-and their ratios; for `off` also that of medians, since its steps do the same work.
+and their ratios, in time and in rank 0's processor time, which other work hardly changes; for `off` also that of medians,
+since its steps do the same work.
 """
 
 from __future__ import annotations
@@ -42,21 +43,27 @@ def run_rank(rank: int, store: str, width: int) -> None:
         engines[name], *_ = initialize(model=build_model(4, width, 4, 2000, 128), config=config)
     tokens = torch.randint(2000, (2, 128))
     taken: dict[str, list[float]] = {name: [] for name in MODES}
+    worked = dict.fromkeys(MODES, 0.0)
     for number in range(STEPS + 1):
         for name, engine in engines.items():
             dist.barrier()
-            start = time.perf_counter()
+            start, began = time.perf_counter(), time.process_time()
             engine.backward(loss(engine(tokens), (tokens,)))
             engine.step()
             if number:
                 taken[name].append(time.perf_counter() - start)
+                worked[name] += time.process_time() - began
     if rank == 0:
         count = sum(parameter.numel() for parameter in engines["no meter"].module.parameters())
         base = taken["no meter"]
         print(f"{count / 1e6:.1f} M parameters, {STEPS} steps")
         for name, seconds in taken.items():
             ratio, middle = sum(seconds) / sum(base), statistics.median(seconds) / statistics.median(base)
-            print(f"  {name:10} {sum(seconds):8.3f} s  x{ratio:.3f}  median step x{middle:.3f}")
+            busy = worked[name] / worked["no meter"]
+            print(
+                f"  {name:10} {sum(seconds):8.3f} s  x{ratio:.3f}  median step x{middle:.3f}  "
+                f"processor {worked[name]:8.3f} s  x{busy:.3f}"
+            )
     dist.destroy_process_group()
 
 
