@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsplan.runtime.checkpoints import manifest
-from dsplan.runtime.checkpoints.finding import is_deepspeed, is_whole_model
+from dsplan.runtime.checkpoints.names import STATE
 from dsplan.runtime.checkpoints.places import LATEST
-from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.schemas.checkpoint import Kind
 from dsplan.schemas.problem import Problem
 
@@ -30,6 +29,17 @@ def kind_of(path: Path) -> Kind | None:
     if is_deepspeed(path) or any(path.glob("*_states.pt")):
         return "deepspeed"
     return "model" if is_whole_model(path) else None
+
+
+def is_deepspeed(path: Path) -> bool:
+    """Files that 0.19.8 writes. Source: deepspeed/runtime/engine.py, _get_ckpt_name and _get_rank_zero_ckpt_name."""
+    return any(path.glob("mp_rank_*_model_states.pt")) or any(path.glob("*zero_pp_rank_*_states.pt"))
+
+
+def is_whole_model(path: Path) -> bool:
+    """A model alone, as `dsplan checkpoint consolidate` and Hugging Face write it."""
+    own = (path / manifest.NAME).exists() or (path / STATE).exists()
+    return not own and any(path.glob("*.safetensors"))
 
 
 def tags_in(folder: Path) -> dict[str, Kind]:

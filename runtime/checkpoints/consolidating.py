@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 from dsplan.runtime.checkpoints.choosing import Chosen
+from dsplan.runtime.checkpoints.held import held_tensors
 from dsplan.runtime.checkpoints.importing.converting import convert
 from dsplan.runtime.checkpoints.importing.reading import read_tag, refuse_damaged
 from dsplan.runtime.checkpoints.manifest import ASIDE, faults
+from dsplan.runtime.checkpoints.names import MODEL, STATE
 from dsplan.runtime.checkpoints.safetensors_file import Part
-from dsplan.runtime.checkpoints.state import NAME as STATE
-from dsplan.runtime.checkpoints.tensors import MODEL
-from dsplan.runtime.checkpoints.whole_files import held_tensors, read_held, write_parts
+from dsplan.runtime.checkpoints.whole_files import dtype_of, read_held, write_parts
 from dsplan.schemas.checkpoint import Precision, Written
 from dsplan.schemas.problem import Problem
 
@@ -85,7 +85,9 @@ def whole_model(chosen: Chosen) -> Iterator[Part]:
         scalars = (
             set(json.loads((path / STATE).read_text("utf-8")).get("scalars", ())) if chosen.kind == "native" else set()
         )
-        parts = [Part(name, each.dtype, each.shape, functools.partial(read_held, each)) for name, each in held.items()]
+        parts = [
+            Part(name, dtype_of(each), each.shape, functools.partial(read_held, each)) for name, each in held.items()
+        ]
     for part in parts:
         if chosen.kind == "model":
             yield part

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 from dsplan.runtime.checkpoints import places
 from dsplan.runtime.checkpoints.agreeing import told_by_all
+from dsplan.runtime.checkpoints.choosing import is_deepspeed, is_whole_model
 from dsplan.runtime.checkpoints.manifest import (
     NAME,
     checksum_fault,
@@ -18,7 +19,7 @@ from dsplan.runtime.checkpoints.manifest import (
     read_manifest,
     rough_faults,
 )
-from dsplan.runtime.checkpoints.state import NAME as STATE
+from dsplan.runtime.checkpoints.names import STATE
 from dsplan.runtime.groups import note
 from dsplan.schemas.problem import Problem
 
@@ -108,17 +109,6 @@ def _beginning(path: Path) -> str:
             return file.read(500).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def is_deepspeed(path: Path) -> bool:
-    """Files that 0.19.8 writes. Source: deepspeed/runtime/engine.py, _get_ckpt_name and _get_rank_zero_ckpt_name."""
-    return any(path.glob("mp_rank_*_model_states.pt")) or any(path.glob("*zero_pp_rank_*_states.pt"))
-
-
-def is_whole_model(path: Path) -> bool:
-    """A model alone, as `dsplan checkpoint consolidate` and Hugging Face write it."""
-    own = (path / NAME).exists() or (path / STATE).exists()
-    return not own and any(path.glob("*.safetensors"))
 
 
 def refuse_damaged(found: Found) -> None:

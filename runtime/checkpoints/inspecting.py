@@ -10,14 +10,10 @@ from typing import Any
 
 from dsplan.runtime.checkpoints import manifest
 from dsplan.runtime.checkpoints.choosing import kind_of, latest_of, refuse_no_folder, tags_in
-from dsplan.runtime.checkpoints.importing.converting import convert
-from dsplan.runtime.checkpoints.importing.pickles import zip_fault
-from dsplan.runtime.checkpoints.importing.reading import read_tag
+from dsplan.runtime.checkpoints.held import held_tensors
+from dsplan.runtime.checkpoints.names import MODEL, STATE
 from dsplan.runtime.checkpoints.places import LATEST, REMOVED, REPLACED
 from dsplan.runtime.checkpoints.plain import decode
-from dsplan.runtime.checkpoints.state import NAME as STATE
-from dsplan.runtime.checkpoints.tensors import MODEL
-from dsplan.runtime.checkpoints.whole_files import held_tensors
 from dsplan.schemas.checkpoint import Checkpoint, Contents, Kind, Verified
 from dsplan.schemas.problem import Problem
 
@@ -126,6 +122,9 @@ def _of_tensors(path: Path, prefix: str) -> dict[str, Any]:
 
 
 def _of_deepspeed(path: Path) -> dict[str, Any]:
+    from dsplan.runtime.checkpoints.importing.converting import convert
+    from dsplan.runtime.checkpoints.importing.reading import read_tag
+
     saved = read_tag(path)
     converted = convert(saved)
     model = [part for part in converted.parts if part.name.startswith(MODEL)]
@@ -159,15 +158,20 @@ def _all_faults(path: Path, kind: Kind) -> list[str]:
     if kind == "native":
         return manifest.faults(path)
     try:
+        if kind == "model":
+            held_tensors(path)
+            return []
+        from dsplan.runtime.checkpoints.importing.converting import convert  # needs torch
+        from dsplan.runtime.checkpoints.importing.pickles import zip_fault
+        from dsplan.runtime.checkpoints.importing.reading import read_tag
+
         if kind == "deepspeed":
             found = [fault for file in sorted(path.glob("*.pt")) if (fault := zip_fault(file)) is not None]
             if not found:
                 for part in convert(read_tag(path)).parts:
                     part.make()
             return found
-        if kind == "universal":
-            read_tag(path)
-        held_tensors(path)
+        read_tag(path)  # a universal one, which that refuses
     except Problem as problem:
         return [str(problem)]
     return []

@@ -17,16 +17,14 @@ import torch.distributed as dist
 from dsplan.runtime.checkpoints.agreeing import attempt, refuse_with_first, together, told_by_all
 from dsplan.runtime.checkpoints.comparing import compare, refuse_other_model
 from dsplan.runtime.checkpoints.finding import Found, find, refuse_damaged
+from dsplan.runtime.checkpoints.names import MODEL, RANDOM, STATE
 from dsplan.runtime.checkpoints.places import being_read
 from dsplan.runtime.checkpoints.plain import decode
 from dsplan.runtime.checkpoints.positions import bind_to_engine, by_position, refuse_other_shapes
 from dsplan.runtime.checkpoints.random_states import restore_random_states
 from dsplan.runtime.checkpoints.reading import Tensors
 from dsplan.runtime.checkpoints.saving import wait_for_pending
-from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.tensors import (
-    MODEL,
-    RANDOM,
     make_room,
     model_tensors,
     optimizer_tensors,

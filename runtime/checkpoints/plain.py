@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from dsplan.schemas.problem import Problem
 
 MARKS = ("!tuple", "!items", "!counter", "!tensor")
@@ -34,7 +34,8 @@ def encode(value: Any, where: str, *, tensors: bool = False) -> Any:
         if all(type(key) is str for key in value) and not (len(value) == 1 and items[0][0] in MARKS):
             return dict(items)
         return {"!items": [[encode(key, where), member] for key, member in items]}
-    if tensors and isinstance(value, torch.Tensor) and value.numel() <= 1024:
+    torch: Any = sys.modules.get("torch")  # inspecting files needs none
+    if tensors and torch is not None and isinstance(value, torch.Tensor) and value.numel() <= 1024:
         return {"!tensor": [str(value.dtype).removeprefix("torch."), value.detach().tolist()]}
     raise Problem(f"{where} is {_what(value)}, which JSON cannot hold; {_remedy(value)}")
 
@@ -54,6 +55,8 @@ def decode(value: Any) -> Any:
         if key == "!counter":
             return Counter({decode(name): decode(member) for name, member in held})
         if key == "!tensor":
+            import torch
+
             return torch.tensor(held[1], dtype=getattr(torch, held[0]))
     return {key: decode(member) for key, member in value.items()}
 
@@ -62,8 +65,8 @@ def _what(value: Any) -> str:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     shape = getattr(value, "shape", None)
-    if isinstance(value, torch.Tensor) or (kind.__module__ == "numpy" and shape != ()):
-        return f"a {name} of shape {list(shape or ())}"
+    if shape is not None and (kind.__module__.startswith("torch") or (kind.__module__ == "numpy" and shape != ())):
+        return f"a {name} of shape {list(shape)}"
     return f"a {name}"
 
 

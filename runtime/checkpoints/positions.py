@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dsplan.runtime.checkpoints.tensors import OPTIMIZER, plain_groups
+from dsplan.runtime.checkpoints.names import OPTIMIZER
+from dsplan.runtime.checkpoints.tensors import plain_groups
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from dsplan.runtime.checkpoints import places
 from dsplan.runtime.checkpoints.agreeing import attempt, refuse_with_first, together, told_by_all
 from dsplan.runtime.checkpoints.background import Background
 from dsplan.runtime.checkpoints.manifest import ASIDE, File, complete_tags, write_manifest, write_whole
+from dsplan.runtime.checkpoints.names import RANDOM, STATE
 from dsplan.runtime.checkpoints.random_states import random_states
-from dsplan.runtime.checkpoints.state import NAME as STATE
 from dsplan.runtime.checkpoints.state import state_text
-from dsplan.runtime.checkpoints.tensors import RANDOM, optimizer_tensors, written_tensors
+from dsplan.runtime.checkpoints.tensors import optimizer_tensors, written_tensors
 from dsplan.runtime.checkpoints.writing import Piece, file_name, on_host, own_pieces, write_pieces
 from dsplan.runtime.groups import note
 from dsplan.runtime.sharding.consolidating import consolidated

@@ -13,7 +13,6 @@ from dsplan.schemas.problem import Problem
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
 
-NAME = "state.json"
 COUNTERS = ("global_steps", "skipped_steps", "global_samples")
 
 

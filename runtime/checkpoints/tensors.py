@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from dsplan.runtime.checkpoints.names import MODEL, OPTIMIZER
 from dsplan.runtime.checkpoints.plain import decode, encode
 from dsplan.runtime.sharding.state_dicts import own_use
 from dsplan.schemas.problem import Problem
@@ -14,8 +15,6 @@ from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from dsplan.runtime.engine import Engine
-
-MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
 
 
 def model_tensors(engine: Engine) -> dict[str, torch.Tensor]:

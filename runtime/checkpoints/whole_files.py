@@ -9,12 +9,11 @@ No more than one tensor is ever held: each is made when its turn comes, written 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from dsplan.runtime.checkpoints.held import Held
 from dsplan.runtime.checkpoints.manifest import File, write_whole
 from dsplan.runtime.checkpoints.safetensors_file import KINDS, Part, write_file
 from dsplan.schemas.problem import Problem
@@ -56,69 +55,18 @@ def _write(path: Path, parts: Sequence[Part], metadata: Mapping[str, str]) -> Fi
     return write_file(path, sorted(parts, key=lambda part: -part.dtype.itemsize), metadata)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A part of a tensor in a file. offsets: where it lies in the whole."""
-
-    path: Path
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
+def dtype_of(held: Held) -> torch.dtype:
+    for dtype, kind in KINDS.items():
+        if kind == held.kind:
+            return dtype
+    raise Problem(f"{held.chunks[0].path}: holds {held.name} as {held.kind}, which is not read")
 
 
-@dataclass(frozen=True)
-class Held:
-    """A tensor as the files of a folder hold it, in one chunk or several."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-
-def held_tensors(folder: Path) -> dict[str, Held]:
-    """Of all safetensors in a folder, by name. Problem where a file cannot be read, or a part of a tensor is absent."""
-    from safetensors import SafetensorError, safe_open
-
-    dtypes = {kind: dtype for dtype, kind in KINDS.items()}
-    chunks: dict[str, list[Chunk]] = {}
-    kinds: dict[str, torch.dtype] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                offsets = json.loads((file.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-                for name in file.keys():  # noqa: SIM118
-                    piece = file.get_slice(name)
-                    shape = tuple(piece.get_shape())
-                    start = tuple(offsets.get(name, {}).get("saved_offsets", [0] * len(shape)))
-                    chunks.setdefault(name, []).append(Chunk(path, start, shape))
-                    if kinds.setdefault(name, dtypes[piece.get_dtype()]) != dtypes[piece.get_dtype()]:
-                        raise Problem(f"{path}: holds {name} in another dtype than the other files")
-        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Problem(f"{path}: is no whole safetensors file ({error})") from error
-        except OSError as error:
-            raise Problem(f"{path}: {error.strerror or error}") from error
-    return {name: _whole(name, kinds[name], tuple(pieces)) for name, pieces in chunks.items()}
-
-
-def _whole(name: str, dtype: torch.dtype, chunks: tuple[Chunk, ...]) -> Held:
-    """Chunks must tile it: as many numbers as the box around them."""
-    if any(len(chunk.shape) != len(chunks[0].shape) or len(chunk.offsets) != len(chunk.shape) for chunk in chunks):
-        raise Problem(f"{chunks[0].path}: holds {name} with another number of dims than the other files")
-    distinct = {(chunk.offsets, chunk.shape): chunk for chunk in chunks}  # what all ranks hold may lie there twice
-    ends = [[start + size for start, size in zip(*place, strict=True)] for place in distinct]
-    shape = tuple(max(sizes) for sizes in zip(*ends, strict=True))
-    if sum(math.prod(size) for _, size in distinct) != math.prod(shape):
-        raise Problem(
-            f"{chunks[0].path.parent}: a part of {name} is in none of the files; one of another rank is absent"
-        )
-    return Held(name, dtype, shape, tuple(distinct.values()))
-
-
-def read_held(held: Held, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The tensor whole, put together slice by slice; in another dtype where one is named."""
+def read_held(held: Held) -> torch.Tensor:
+    """The tensor whole, put together slice by slice."""
     from safetensors import safe_open
 
-    whole = torch.empty(held.shape, dtype=dtype or held.dtype)
+    whole = torch.empty(held.shape, dtype=dtype_of(held))
     for chunk in held.chunks:
         with safe_open(chunk.path, framework="pt") as file:
             piece = file.get_tensor(held.name)

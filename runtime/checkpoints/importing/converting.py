@@ -17,10 +17,10 @@ from dsplan.runtime.checkpoints.importing.flat import Place, put_together
 from dsplan.runtime.checkpoints.importing.naming import same_values
 from dsplan.runtime.checkpoints.importing.pickles import DynamicScale, Inert
 from dsplan.runtime.checkpoints.importing.reading import Saved, Trained, as_laid_out, own_tensors, trained
+from dsplan.runtime.checkpoints.names import MODEL, OPTIMIZER
 from dsplan.runtime.checkpoints.places import OWN_TAGS
 from dsplan.runtime.checkpoints.plain import encode
 from dsplan.runtime.checkpoints.safetensors_file import Part
-from dsplan.runtime.checkpoints.tensors import MODEL, OPTIMIZER
 from dsplan.schemas.problem import Problem
 
 OWN_KEYS = {

@@ -9,7 +9,7 @@ from dsplan.runtime.checkpoints import places
 from dsplan.runtime.checkpoints.importing.converting import Converted, convert
 from dsplan.runtime.checkpoints.importing.reading import read_tag, refuse_damaged
 from dsplan.runtime.checkpoints.manifest import write_manifest, write_whole
-from dsplan.runtime.checkpoints.state import NAME as STATE
+from dsplan.runtime.checkpoints.names import STATE
 from dsplan.runtime.checkpoints.whole_files import write_parts
 from dsplan.schemas.checkpoint import Written
 from dsplan.schemas.problem import Problem
