@@ -18,14 +18,17 @@ from dsplan.runtime.compiling import compile_blocks
 from dsplan.runtime.data import Loader
 from dsplan.runtime.groups import local_rank, note
 from dsplan.runtime.keeping import Keeping
-from dsplan.runtime.losses import refuse_loss, refuse_nan_loss
+from dsplan.runtime.losses import NO_OPTIMIZER, refuse_loss, refuse_nan_loss
 from dsplan.runtime.measuring.observing import Observer
 from dsplan.runtime.optimizing.clipping import clip_factor, global_norm, scale_gradients
 from dsplan.runtime.optimizing.loss_scale import LossScale
+from dsplan.runtime.optimizing.muon import Muon
 from dsplan.runtime.optimizing.schedules import advance
+from dsplan.runtime.plain_backward import PlainBackward
 from dsplan.runtime.sharding.agreement import Doing, open_host_group, refuse_apart
 from dsplan.runtime.sharding.precision import loss_scaling
 from dsplan.runtime.sharding.stages import Sharded
+from dsplan.runtime.unanswered import UNANSWERED
 from dsplan.schemas.config import Batch, DsConfig
 from dsplan.schemas.problem import Problem
 from torch import nn
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from dsplan.runtime.measuring.meter import Meter
     from dsplan.runtime.measuring.monitors import Monitor
     from dsplan.runtime.measuring.wall_clock import WallClock
-
-NO_OPTIMIZER = "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Parts:
     strict: bool
 
 
-class Engine(Answers, Keeping, nn.Module):
+class Engine(Answers, Keeping, PlainBackward, nn.Module):
     """engine(x), engine.backward(loss), engine.step(): once each per micro-batch. Attributes it lacks are the module's."""
 
     def __init__(self, parts: Parts):
@@ -108,6 +109,10 @@ class Engine(Answers, Keeping, nn.Module):
         except AttributeError:
             if name == "module":
                 raise
+            if name in UNANSWERED and not hasattr(self.module, name):
+                raise AttributeError(
+                    f"engine.{name} of DeepSpeed is not carried out by dsplan's native engine; run this script with DeepSpeed"
+                ) from None
             return getattr(self.module, name)
 
     # --- the loop ---
@@ -120,15 +125,17 @@ class Engine(Answers, Keeping, nn.Module):
             self._sharded.drop_gathered()  # no backward will
             return output
         self.together("trains")
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        chained = any(tensor.grad_fn is not None for tensor in inputs)
         if self.training:
-            inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if not self._batch_seen:
                 self._see_batch(inputs)
             for observer in self.observers:
                 observer.forward_begins(inputs)
-            del inputs
+        del inputs
         with self._autocast():
             output = self.module(*args, **kwargs)
+        self._watch(output, chained=chained)
         if self.training:
             for observer in self.observers:
                 observer.forward_ends()
@@ -149,20 +156,31 @@ class Engine(Answers, Keeping, nn.Module):
         refuse_loss(loss, options)
         if self.optimizer is None:
             raise Problem(NO_OPTIMIZER)
-        for observer in self.observers:
-            observer.backward_begins()
-        boundary = self.is_gradient_accumulation_boundary() and not self._in_no_sync
         if self._stop_on_nan_loss:
             refuse_nan_loss(loss, self.global_steps)
-        self._sharded.before_backward(boundary)
+        boundary = self.begin_backward()
         divided = loss.float() / self._batch.accumulation if scale_wrt_gas else loss.float()
         scaled = divided if self.scaler is None else divided * self.scaler.value
-        scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        with self._own_backward():
+            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self.end_backward(boundary, loss.detach())
+        return divided.detach()
+
+    def begin_backward(self) -> bool:
+        """Whether it ends the step's accumulation."""
+        for observer in self.observers:
+            observer.backward_begins()
+        self._keep_gathered(False)
+        boundary = self.is_gradient_accumulation_boundary() and not self._in_no_sync
+        self._sharded.before_backward(boundary)
+        return boundary
+
+    def end_backward(self, boundary: bool, loss: torch.Tensor) -> None:
+        """loss: as the script has it; nan where it has not said."""
         self._sharded.after_backward(boundary)
         self._backward_ran = True
         for observer in self.observers:
-            observer.backward_ends(loss.detach())
-        return divided.detach()
+            observer.backward_ends(loss)
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Close one micro-batch; at the accumulation boundary, clip and step the optimizer and the schedule."""
@@ -173,7 +191,8 @@ class Engine(Answers, Keeping, nn.Module):
         if not self._backward_ran:
             raise Problem(
                 f"rank {self.global_rank}: engine.step() at step {self.global_steps} comes without engine.backward(loss) "
-                "before it, so there are no gradients; call engine.backward(loss) once for each step(), not loss.backward()"
+                "before it, so there are no gradients; call engine.backward(loss) once for each step(), with a loss of what "
+                "engine(inputs) gave"
             )
         boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
@@ -230,6 +249,9 @@ class Engine(Answers, Keeping, nn.Module):
         trained = [parameter for parameter in self._sharded.masters().values() if parameter.requires_grad]
         scale = 1.0 if self.scaler is None else self.scaler.value
         norm = global_norm(trained, self.device).item() / scale
+        if isinstance(self.optimizer, Muon) and self._sharded.zero_stage > 0 and math.isfinite(norm):
+            self.optimizer.orthogonalise(scale)  # as DeepSpeed: what is told and clipped there is the updates' norm
+            norm = global_norm(trained, self.device).item() / scale
         overflow = not math.isfinite(norm)
         self._norm = math.inf if overflow else norm  # as DeepSpeed tells it, nan or not
         divisor = 1.0 if self.scaler is None else self.scaler.update(overflow)

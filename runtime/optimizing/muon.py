@@ -34,9 +34,9 @@ def is_muons(name: str, parameter: torch.Tensor) -> bool:
 class Muon(Optimizer):
     """DeepSpeed's Muon: momentum, orthogonalised, for groups with use_muon; AdamW for the others.
 
-    x = x (1 - lr decay) - lr sqrt(max(1, rows / columns)) orthogonal(b m + (1 - b) g). Unlike DeepSpeed at ZeRO 1 to 3 it
-    orthogonalises the gradient after it was clipped, as DeepSpeed does at ZeRO 0.
-    Source: deepspeed/runtime/zero/muon/{muon_optimizer,original_muon}.py (0.19.8).
+    x = x (1 - lr decay) - lr sqrt(max(1, rows / columns)) orthogonal(b m + (1 - b) g). At ZeRO 0 step() orthogonalises what
+    was clipped; at ZeRO 1 to 3 orthogonalise() comes first, and norm and clipping are those of its result.
+    Source: deepspeed/runtime/zero/muon/{muon_optimizer,original_muon}.py, zero/stage_1_and_2.py, step (0.19.8).
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, adam_w_mode: bool = True):
@@ -52,8 +52,28 @@ class Muon(Optimizer):
         super().__init__(groups, {})
         others = [group for group in self.param_groups if not group["use_muon"]]
         self._adam = AdamW(others, fused=True) if others else None
+        self._orthogonalised = False
         for group in others:
             group["decoupled_weight_decay"] = adam_w_mode
+
+    @torch.no_grad()
+    def orthogonalise(self, scale: float) -> None:
+        """Put in the place of each matrix's gradient, which is multiplied by scale, the update it gives, multiplied likewise.
+
+        The next step() takes them as they are then.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"] if group["use_muon"] else ():
+                if parameter.grad is not None:
+                    grad = local_part(parameter.grad)
+                    grad.div_(scale)
+                    grad.copy_(self._orthogonal(parameter, group)).mul_(scale)
+        self._orthogonalised = True
+
+    def _orthogonal(self, parameter: nn.Parameter, group: dict[str, Any]) -> torch.Tensor:
+        """This rank's rows of the update, after the gradient was taken into the momentum. Collective."""
+        blend = _momentum(self.state[parameter], parameter, group["momentum"], nesterov=True)
+        return on_whole(parameter, blend, functools.partial(_update, method=group["ns_method"]))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -62,11 +82,11 @@ class Muon(Optimizer):
             for parameter in group["params"] if group["use_muon"] else ():
                 if parameter.grad is None:
                     continue
-                blend = _momentum(self.state[parameter], parameter, group["momentum"], nesterov=True)
-                whole = on_whole(parameter, blend, functools.partial(_update, method=group["ns_method"]))
+                update = local_part(parameter.grad) if self._orthogonalised else self._orthogonal(parameter, group)
                 shard = local_part(parameter)
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
-                shard.sub_(whole.to(shard.device), alpha=group["lr"])
+                shard.sub_(update.to(shard.device), alpha=group["lr"])
+        self._orthogonalised = False
         if self._adam is not None:
             self._adam.param_groups = [group for group in self.param_groups if not group["use_muon"]]
             self._adam.state = self.state

@@ -78,6 +78,7 @@ ADAMW = {"type": "AdamW", "params": {"lr": 4e-3, "betas": [0.9, 0.95], "weight_d
 SLOW = {"type": "AdamW", "params": {**ADAMW["params"], "lr": 1e-5}}
 """So slow that steps at which the fp16 scale grows, which DeepSpeed takes wrongly, do not show in what follows."""
 SGD = {"type": "SGD", "params": {"lr": 0.3, "momentum": 0.5}}
+MUON = {"type": "Muon", "params": {"lr": 0.02, "adam_lr": 4e-3, "weight_decay": 0.1, "ns_method": "standard"}}
 FP16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 50, "hysteresis": 2, "min_loss_scale": 1}
 BF16 = {"enabled": True}
 WARMUP = {"type": "WarmupLR", "params": {"warmup_max_lr": 4e-3, "warmup_num_steps": 4}}
@@ -137,6 +138,8 @@ CASES: dict[str, dict[str, Any]] = {
     "half_model_z1": case(1, dtype="bfloat16"),
     "half_model_z2": case(2, dtype="bfloat16"),
     "sgd_z3": case(3, optimizer=SGD),
+    **{f"muon_z{z}_clip": case(z, clip=2.0, optimizer=MUON) for z in (0, 1, 2)},
+    "muon_z2_bf16": case(2, {"bf16": BF16}, optimizer=MUON),
     "schedule_z1": case(1, scheduler=WARMUP),
 }  # fmt: skip
 

@@ -23,6 +23,8 @@ def kind(name: str) -> str:
     config = CASES[name]["config"]
     if "fp16" in config:
         return "fp16"
+    if config["optimizer"]["type"] == "Muon":  # Newton-Schulz in bf16
+        return "bf16"
     return "fp32" if CASES[name]["dtype"] == "float32" and not {"bf16", "torch_autocast"} & set(config) else "bf16"
 
 
