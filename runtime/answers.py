@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine answers when it is asked about itself; nothing here computes or communicates."""
+"""What DeepSpeed's engine answers when it is asked about itself; nothing here trains or communicates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from dsplan.runtime.data import Loader, build_loader
 from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.schemas.config import Batch, DsConfig
 from torch.optim import Optimizer
+from torch.utils.data import DistributedSampler
 
 if TYPE_CHECKING:
     from dsplan.runtime.sharding.stages import Sharded
@@ -58,6 +60,35 @@ class Answers:
     def gradient_accumulation_steps(self) -> int:
         return self._batch.accumulation
 
+    def managed_gradient_accumulation(self) -> bool:
+        return True
+
+    def dataloader_drop_last(self) -> bool:
+        return self._config.raw.get("dataloader_drop_last") is True
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Any = None,
+        num_local_io_workers: int | None = None,
+    ) -> Loader:
+        """A loader of this rank's share: in an order of its own per epoch for route train, else in the data set's."""
+        if data_sampler is None and route != "train":
+            data_sampler = DistributedSampler(dataset, self.world_size, self.global_rank, shuffle=False)
+        return build_loader(
+            dataset,
+            self._batch.micro_batch if batch_size is None else batch_size,
+            drop_last=self.dataloader_drop_last(),
+            collate_fn=collate_fn,
+            num_workers=num_local_io_workers or 0,
+            sampler=data_sampler,
+            pin_memory=pin_memory and self.device.type == "cuda",
+        )
+
     def get_batch_info(self) -> tuple[int, int, int]:
         """(global batch, micro-batch, accumulation)."""
         return self._batch.global_batch, self._batch.micro_batch, self._batch.accumulation
@@ -82,6 +113,22 @@ class Answers:
         names = ("gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save")
         return isinstance(zero, dict) and any(zero.get(name) is True for name in names)
 
+    def zero_offload_optimizer(self) -> dict[str, Any] | None:
+        return self._zero_block("offload_optimizer")
+
+    def zero_offload_param(self) -> dict[str, Any] | None:
+        return self._zero_block("offload_param")
+
+    def zero_cpu_offload(self) -> bool:
+        return (self.zero_offload_optimizer() or {}).get("device") == "cpu"
+
+    def zero_allow_untested_optimizer(self) -> bool:
+        return self._config.raw.get("zero_allow_untested_optimizer") is True
+
+    def empty_partition_cache(self) -> None:
+        """Free every gathered parameter."""
+        self._sharded.drop_gathered()
+
     # --- precision ---
 
     def fp16_enabled(self) -> bool:
@@ -102,6 +149,21 @@ class Answers:
     @property
     def cur_scale(self) -> float:
         return float(self.loss_scale)
+
+    def torch_autocast_enabled(self) -> bool:
+        return self._sharded.precision.autocast is not None
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        return self._sharded.precision.autocast
+
+    @property
+    def communication_data_type(self) -> torch.dtype:
+        return self._sharded.precision.reduce
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """(of the model, in which gradients are summed over micro-batches)."""
+        precision = self._sharded.precision
+        return precision.compute, torch.float32 if self._sharded.zero_stage >= 2 else precision.reduce
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -136,9 +198,27 @@ class Answers:
     def scheduler_name(self) -> str | None:
         return self._config.scheduler.type if self._config.scheduler is not None else None
 
+    def optimizer_params(self) -> dict[str, Any] | None:
+        return dict(self._config.optimizer.params) if self._config.optimizer is not None else None
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        return dict(self._config.scheduler.params) if self._config.scheduler is not None else None
+
+    def postscale_gradients(self) -> bool:
+        return self._config.raw.get("prescale_gradients") is not True
+
+    def gradient_predivide_factor(self) -> float:
+        return float(self._config.raw.get("gradient_predivide_factor", 1.0))
+
     def steps_per_print(self) -> int | None:
         found = self._config.raw.get("steps_per_print")
         return found if isinstance(found, int) else None
+
+    def memory_breakdown(self) -> bool:
+        return self._config.raw.get("memory_breakdown") is True
+
+    def dump_state(self) -> bool:
+        return self._config.raw.get("dump_state") is True
 
     def wall_clock_breakdown(self) -> bool:
         return self._config.raw.get("wall_clock_breakdown") is True
@@ -164,11 +244,19 @@ class Answers:
     def get_data_parallel_rank(self) -> int:
         return self.global_rank
 
+    def get_sequence_parallel_group(self) -> None:
+        return None
+
     def get_model_parallel_rank(self) -> int:
         return 0
 
     def get_tensor_parallel_rank(self) -> int:
         return 0
+
+    def _zero_block(self, name: str) -> dict[str, Any] | None:
+        zero = self._config.raw.get("zero_optimization")
+        found = zero.get(name) if isinstance(zero, dict) else None
+        return dict(found) if isinstance(found, dict) else None
 
     def _of_groups(self, option: str) -> list[Any]:
         return [] if self.optimizer is None else [group.get(option, 0.0) for group in self.optimizer.param_groups]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from dsplan.runtime.data import build_loader
 from dsplan.runtime.engine import Engine, Parts
-from dsplan.runtime.groups import data_parallel_mesh, init_distributed, local_rank, own_device
+from dsplan.runtime.groups import data_parallel_mesh, init_distributed, local_rank, note, own_device
 from dsplan.runtime.launching import progress
 from dsplan.runtime.launching.orders import current_orders, keep_batch
 from dsplan.runtime.measuring.attaching import attach, compile_options
@@ -25,6 +25,7 @@ from dsplan.schemas.offloading import offloading
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 meters: list[Meter] = []
@@ -67,6 +68,7 @@ def initialize(
         raise Problem("mpu and mesh_param are not carried out by the native engine; leave them out")
     _refuse_sharded(model)
     refuse_unequal_models(model)
+    _compare_with_plan(model)
 
     device = own_device()
     renaming = Renaming(model)
@@ -84,6 +86,7 @@ def initialize(
     # As in DeepSpeed, what no rank has used has a gradient of zeros: weight decay and momentum go on. What one rank has
     # used would else be reduced by that rank alone, which waits for the others.
     sharded.root.set_reduce_scatter_unused_params(True)
+    _refuse_mixed_statistics(model, sharded.precision.compute, device)
     renaming.close(sharded.masters(), model)
     built = build_optimizer(ds_config.optimizer, optimizer, given, renaming)
     schedule = bound_schedule(lr_scheduler, built, ds_config.scheduler)
@@ -141,6 +144,33 @@ def _held(model_parameters: Any) -> list[Any] | None:
         else entry
         for entry in ([model_parameters] if isinstance(model_parameters, (dict, torch.Tensor)) else model_parameters)
     ]
+
+
+def _refuse_mixed_statistics(model: nn.Module, compute: torch.dtype, device: torch.device) -> None:
+    """Problem where torch has no kernel: on the CPU weights and running statistics must have one type."""
+    if device.type != "cpu":
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.weight is not None and module.running_mean is not None:
+            kept = module.running_mean.dtype
+            if kept is not compute:
+                short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(compute, "fp32")
+                raise Problem(
+                    f"{name} ({type(module).__name__}) computes in {short}, but its running statistics are "
+                    f"{str(kept).removeprefix('torch.')}, which torch does not take on CPUs; set data_types.buffer_dtype to {short}"
+                )
+
+
+def _compare_with_plan(model: nn.Module) -> None:
+    """Under a plan: say so where it was made for another model. Problem under --strict."""
+    orders = current_orders()
+    held = sum(parameter.numel() for parameter in model.parameters())
+    if orders is None or meters or orders.model_params in (None, held):
+        return
+    text = f"{orders.source} was made for a model of {orders.model_params:,} parameters, but this one has {held:,}"
+    if orders.strict:
+        raise Problem(f"{text}; tune this model, or leave out --strict")
+    note(f"{text}: its predictions are not of this model")
 
 
 def _refuse_sharded(model: nn.Module) -> None:

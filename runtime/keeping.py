@@ -80,6 +80,8 @@ class Keeping:
         save_whole_model(self._engine, path, exclude_frozen=exclude_frozen_parameters)
         return True
 
+    save_fp16_model = save_16bit_model
+
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dsplan.runtime.sharding.agreement import values_of_ranks
 from dsplan.schemas.problem import Problem
 
+NO_OPTIMIZER = "the engine has no optimizer; name one in the config's optimizer block or pass one to initialize"
 WITHOUT_MEANING = {"allreduce_gradients": True, "release_loss": None}
 """Arguments of older releases' backward, and the value that asks for what happens anyway (None: any)."""
 

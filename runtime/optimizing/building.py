@@ -60,6 +60,7 @@ class Renaming:
 
 def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
     """The client's optimizer object over the shards: same groups, same options, state cut as the parameters are."""
+    _refuse_low_bits(client)
     old_state = dict(client.state)
     moved: dict[Any, nn.Parameter] = {}
     for group in client.param_groups:
@@ -81,6 +82,21 @@ def adopt(client: Optimizer, renaming: Renaming) -> Optimizer:
             key: value if key == "step" else _cut(value, moved[parameter]) for key, value in state.items()
         }
     return client
+
+
+def _refuse_low_bits(client: Optimizer) -> None:
+    """Problem for what steps over no DTensor, and whose scales are of blocks of one rank's tensor, which no other can load.
+
+    Source: bitsandbytes/optim/optimizer.py, init_state (0.50.2): absmax of each 256 elements beside the states.
+    """
+    kind = type(client)
+    library = kind.__module__.partition(".")[0]
+    if library == "bitsandbytes" or (library == "torchao" and kind.__name__.endswith(("8bit", "4bit", "Fp8"))):
+        raise Problem(
+            f"optimizer {library}.{kind.__name__} steps over plain tensors alone, not over shards; use "
+            "AdamW with bf16.bf16_optimizer_states and bf16.bf16_master_weights_and_grads for states of 2 bytes, or --engine "
+            "deepspeed"
+        )
 
 
 def _cut(value: Any, new: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Whether values of the JSON are of the kind that a parameter of Python is annotated with."""
+"""Whether an optimizer's or schedule's values are of the kind that its parameters are annotated with, and in range."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def wrong_kinds(maker: Callable[..., Any], values: Mapping[str, Any]) -> list[st
         must = _must(inspect.formatannotation(known[name].annotation), known[name].default, value)
         found += [f"{name} is {json.dumps(value, default=str)}, but must be {must}"] if must else []
     return found
+
+
+def refuse_rates(lr: float, betas: tuple[float, float]) -> None:
+    """ValueError where no optimizer can take them; torch's own look themselves."""
+    if lr < 0 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"lr is {lr} and betas are {list(betas)}, but lr must be at least 0 and betas 0 to below 1")
 
 
 def _must(annotation: str, default: Any, value: Any) -> str:

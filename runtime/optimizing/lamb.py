@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.optimizing.clipping import local_part, split_over
+from dsplan.runtime.optimizing.kinds import refuse_rates
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,10 +35,7 @@ class Lamb(Optimizer):
     ):
         if amsgrad:
             raise ValueError("amsgrad is not part of Lamb")
-        if lr < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
-                f"lr is {lr} and betas are {list(betas)}, but lr must be at least 0 and betas 0 to below 1"
-            )
+        refuse_rates(lr, betas)
         super().__init__(
             params,
             {

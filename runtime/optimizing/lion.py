@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from dsplan.runtime.optimizing.clipping import local_part
+from dsplan.runtime.optimizing.kinds import refuse_rates
 from torch.optim import Optimizer
 
 
@@ -19,10 +20,7 @@ class Lion(Optimizer):
     def __init__(
         self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0
     ):
-        if lr < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
-                f"lr is {lr} and betas are {list(betas)}, but lr must be at least 0 and betas 0 to below 1"
-            )
+        refuse_rates(lr, betas)
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
     @torch.no_grad()

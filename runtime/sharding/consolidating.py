@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def consolidated(sharded: Sharded, dtype: torch.dtype, *, exclude_frozen: bool) -> dict[str, torch.Tensor] | None:
-    """Every parameter and persistent buffer by name, floats in dtype, on rank 0's host; None on other ranks. Collective.
+    """Every parameter in dtype, and every persistent buffer as it is, by name, on rank 0's host; None on other ranks. Collective.
 
     One parameter is whole on the devices at a time. What is shared in the model is shared in the dict.
     """
@@ -30,7 +30,7 @@ def consolidated(sharded: Sharded, dtype: torch.dtype, *, exclude_frozen: bool) 
             continue
         if id(tensor) not in seen:
             value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            wanted = dtype if value.is_floating_point() else value.dtype
+            wanted = dtype if isinstance(tensor, torch.nn.Parameter) and value.is_floating_point() else value.dtype
             seen[id(tensor)] = value.to(device="cpu", dtype=wanted, copy=True) if first else tensor
         whole[name] = seen[id(tensor)]
     return whole if first else None

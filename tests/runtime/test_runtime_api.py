@@ -409,3 +409,136 @@ def two_engines():
 
     both = train([engine_and_plain(Net, 3)[0], engine_and_plain(Net, 1)[0]], 3)
     return both, train([engine_and_plain(Net, 3)[0]], 3) + train([engine_and_plain(Net, 1)[0]], 3)
+
+
+def test_what_the_file_says_is_answered_and_what_is_not_there_is_deepspeeds():
+    for answers, missing in run_ranks(2, asked_more):
+        assert answers == {
+            "get_data_types": ("torch.bfloat16", "torch.bfloat16"),
+            "communication_data_type": "torch.bfloat16",
+            "optimizer_params": {"lr": 0.3},
+            "scheduler_params": None,
+            "zero_offload_optimizer": {"device": "cpu"},
+            "zero_offload_param": None,
+            "zero_cpu_offload": True,
+            "dataloader_drop_last": True,
+            "torch_autocast_enabled": False,
+            "managed_gradient_accumulation": True,
+            "postscale_gradients": True,
+            "gradient_predivide_factor": 1.0,
+        }
+        assert missing == [
+            "engine.allreduce_gradients of DeepSpeed is not carried out by dsplan's native engine; run this script with DeepSpeed",
+            "'FSDPLinear' object has no attribute 'nonsense'",
+        ]
+
+
+def asked_more():
+    import torch
+    from dsplan.runtime import initialize
+
+    engine = initialize(
+        model=torch.nn.Linear(2, 2),
+        config={
+            "train_micro_batch_size_per_gpu": 4,
+            "bf16": {"enabled": True},
+            "dataloader_drop_last": True,
+            "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.3}},
+        },
+    )[0]
+    names = ("get_data_types", "optimizer_params", "scheduler_params", "zero_offload_optimizer", "zero_offload_param")
+    names += ("zero_cpu_offload", "dataloader_drop_last", "torch_autocast_enabled", "managed_gradient_accumulation")
+    names += ("postscale_gradients", "gradient_predivide_factor")
+    answers = {name: getattr(engine, name)() for name in names}
+    answers["get_data_types"] = tuple(map(str, answers["get_data_types"]))
+    answers["communication_data_type"] = str(engine.communication_data_type)
+    read = engine.deepspeed_io(list(range(6)), batch_size=2, route="eval")
+    assert [batch.tolist() for batch in read] == [[engine.global_rank, engine.global_rank + 2]]
+    missing = []
+    for name in ("allreduce_gradients", "nonsense"):
+        assert not hasattr(engine, name)
+        with pytest.raises(AttributeError) as caught:
+            getattr(engine, name)
+        missing.append(str(caught.value))
+    engine.empty_partition_cache()
+    return answers, missing
+
+
+def test_the_whole_model_in_half_precision_may_lack_its_frozen_parameters_but_no_buffer():
+    first, second = run_ranks(2, consolidated_states)
+    assert second == [None, None]
+    trained = {"0.weight": "torch.bfloat16", "0.bias": "torch.bfloat16"}
+    buffers = {
+        "1.running_mean": "torch.float32",
+        "1.running_var": "torch.float32",
+        "1.num_batches_tracked": "torch.int64",
+    }
+    frozen = {"1.weight": "torch.bfloat16", "1.bias": "torch.bfloat16"}
+    assert first == [trained | buffers | frozen, trained | buffers]
+
+
+def consolidated_states():
+    """As DeepSpeed's get_layer_state_dict has it: parameters as they compute, buffers as they are."""
+    import torch
+    from dsplan.runtime import initialize
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[1].requires_grad_(False)
+    engine = initialize(
+        model=model,
+        config={
+            "train_micro_batch_size_per_gpu": 4,
+            "bf16": {"enabled": True},
+            "data_types": {"buffer_dtype": "bf16"},
+            "zero_optimization": {"stage": 3},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.3}},
+        },
+    )[0]
+    for buffer in (model[1].running_mean, model[1].running_var):
+        buffer.data = buffer.data.float()
+    found = []
+    for exclude in (False, True):
+        state = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=exclude)
+        found.append(None if state is None else {name: str(tensor.dtype) for name, tensor in state.items()})
+    return found
+
+
+def test_a_parameter_that_another_block_uses_is_gathered_once_it_is_registered():
+    for losses, plain in run_ranks(2, uses_a_neighbours):
+        assert losses == pytest.approx(plain, rel=1e-6)
+
+
+def uses_a_neighbours():
+    import torch
+    from dsplan.runtime import zero
+    from torch import nn
+
+    class Borrows(nn.Module):
+        """Its second block multiplies by the first one's weight, of which it is no owner."""
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(3))
+            zero.register_external_parameter(self, self.blocks[0][0].weight)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = torch.tanh(block(x)) @ self.blocks[0][0].weight
+            return x
+
+    engine, model, optimizer = engine_and_plain(Borrows, 3)
+    torch.manual_seed(1)
+    losses, plain = [], []
+    for _ in range(3):
+        x = torch.randn(4, 4)
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain.append(loss.item())
+    return losses, plain

@@ -178,6 +178,57 @@ def refused_at_once():
     return [*messages, str(caught.value)]
 
 
+def test_states_in_blocks_of_8_bits_are_refused_before_the_first_step():
+    [message] = run_ranks(1, with_8_bits)
+    assert message == (
+        "optimizer bitsandbytes.AdamW8bit steps over plain tensors alone, not over shards; use "
+        "AdamW with bf16.bf16_optimizer_states and bf16.bf16_master_weights_and_grads for states of 2 bytes, or --engine deepspeed"
+    )
+
+
+def with_8_bits():
+    """A stand-in by the library's name: the library itself is no part of the suite."""
+    import torch
+    from dsplan.runtime import initialize
+    from dsplan.schemas.problem import Problem
+
+    kind = type("AdamW8bit", (torch.optim.AdamW,), {"__module__": "bitsandbytes.optim.adamw"})
+    model = torch.nn.Linear(4, 3)
+    with pytest.raises(Problem) as caught:
+        initialize(model=model, optimizer=kind(model.parameters()), config={"train_micro_batch_size_per_gpu": 2})
+    return str(caught.value)
+
+
+def test_running_statistics_of_another_type_than_the_weights_name_the_key():
+    [(message, finite)] = run_ranks(1, with_batch_norm)
+    assert message == (
+        "1 (BatchNorm1d) computes in bf16, but its running statistics are float32, which torch does not take on CPUs; set "
+        "data_types.buffer_dtype to bf16"
+    )
+    assert finite
+
+
+def with_batch_norm():
+    import torch
+    from dsplan.runtime import initialize
+    from dsplan.schemas.problem import Problem
+    from torch import nn
+
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    }
+    with pytest.raises(Problem) as caught:
+        initialize(model=nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), config=config)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))  # what the message says works
+    engine, _, _, _ = initialize(model=model, config={**config, "data_types": {"buffer_dtype": "bf16"}})
+    loss = engine(torch.randn(2, 4)).float().square().mean()
+    engine.backward(loss)
+    engine.step()
+    return str(caught.value), loss.isfinite().item()
+
+
 def test_what_the_file_says_of_an_optimizer_that_the_script_brings_does_not_count():
     assert run_ranks(1, with_own_optimizer) == [True]
 
