@@ -38,6 +38,8 @@ def init_distributed(
     it takes, or a rank does not come. Source: deepspeed/comm/comm.py, init_distributed.
     """
     orders = current_orders()
+    if orders is None:
+        progress.chain_excepthook()
     limit = _limit(timeout if orders is None or orders.timeout_seconds is None else orders.timeout_seconds)
     ordered = None if orders is None else orders.backend
     if dist.is_initialized():

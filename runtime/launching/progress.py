@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dsplan.runtime.measuring.observing import Observer
+from dsplan.schemas.problem import Problem
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 PERIOD_SECONDS = 2.0
@@ -241,7 +243,6 @@ def watch(limit: timedelta) -> Progress | None:
     if dist.get_world_size() == 1 or not isinstance(innermost, TCPStore):
         return None
     if _progress is None:
-        _chain_excepthook()
         atexit.register(_end, "has ended")
     _progress = Progress(store.clone(), dist.get_rank(), dist.get_world_size(), limit)
     _progress.group = group  # type: ignore[attr-defined]
@@ -290,15 +291,22 @@ def _line_of_traceback(trace: TracebackType | None) -> str:
     return found
 
 
-def _chain_excepthook() -> None:
-    """Without our launcher: the explanation follows the traceback that Python prints."""
+@functools.cache
+def chain_excepthook() -> None:
+    """Without our launcher: a Problem is shown as one, by the script's line; a collective's failure is explained under the
+    traceback that Python prints."""
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        text = explain_failure(error)
+        at = _line_of_traceback(trace)
+        text = f"{at}: {error}" if at else str(error)
+        if isinstance(error, Problem):
+            print(error.user_traceback or "", end="", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+            text = explain_failure(error) or ""
         end_with(error)
-        if text is not None:
+        if text:
             print(f"dsplan: error: {text}", file=sys.stderr, flush=True)
 
     sys.excepthook = show

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 
@@ -27,16 +28,21 @@ class _Same(torch.autograd.Function):
         return grads[0]
 
 
-def give_no_views(units: Iterable[nn.Module]) -> None:
+def give_no_views(units: Iterable[FSDPModule]) -> None:
     """From now on each unit's outputs are no views, where they take part in backward. Goes before FSDP2's own hook."""
     for unit in units:
+        assert isinstance(unit, nn.Module)
         unit.register_forward_hook(_without_views, prepend=True)
 
 
 def _without_views(unit: nn.Module, inputs: Any, output: Any) -> Any:
     if not any(isinstance(leaf, torch.Tensor) and _is_followed_view(leaf) for leaf in tree_leaves(output)):
         return None
-    return tree_map_only(torch.Tensor, lambda leaf: _Same.apply(leaf) if _is_followed_view(leaf) else leaf, output)
+    return tree_map_only(torch.Tensor, lambda leaf: _same(leaf) if _is_followed_view(leaf) else leaf, output)
+
+
+def _same(tensor: torch.Tensor) -> Any:
+    return _Same.apply(tensor)  # type: ignore[no-untyped-call]
 
 
 def _is_followed_view(tensor: torch.Tensor) -> bool:

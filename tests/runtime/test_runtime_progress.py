@@ -1,7 +1,12 @@
 """Which ranks a collective waits for in vain: by what each said last."""
 
+import sys
+from pathlib import Path
+
 import torch.distributed as dist
+from dsplan.runtime.launching import progress
 from dsplan.runtime.launching.progress import Position, describe, is_of_collective, lagging
+from dsplan.schemas.problem import Problem
 
 HERE = Position(step=12, doing="forward", collectives=40, at="train.py:31", heard=100.0)
 
@@ -46,3 +51,17 @@ def test_what_is_the_failure_of_a_collective():
     assert is_of_collective(dist.DistBackendError("NCCL error"))
     assert not is_of_collective(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_of_collective(KeyError("gloo"))
+
+
+def test_without_a_launch_a_problem_is_told_by_the_scripts_line_and_other_errors_as_ever(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: print("as ever", file=sys.stderr))
+    progress.chain_excepthook.__wrapped__()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__)
+    for error in (Problem("this\n  that", user_traceback="theirs\n"), ValueError("other")):
+        try:
+            raise error
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("raise error"))
+    told = f"theirs\ndsplan: error: {Path(__file__).name}:{line}: this\n  that\nas ever\n"
+    assert capsys.readouterr().err == told
