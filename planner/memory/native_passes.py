@@ -96,7 +96,8 @@ class _Passes:
         self.trace, self.timeline, self.sizes, self.way = trace, timeline, sizes, way
         self.width, self.master, self.reduce = way.widths.compute, way.widths.master, way.widths.reduce
         self.mixed = self.width != self.master
-        self.in_place = way.zero_stage == 0  # modules run on the masters, and what is reduced is the gradient
+        # modules run on the masters, and what is reduced is the gradient
+        self.in_place = way.zero_stage == 0 and not way.on_host
         units = list(timeline.units)
         self.trainable = int(sizes.trainable[units].sum())
         self.trainable_shard = int(sizes.trainable_shard[units].sum())

@@ -19,7 +19,7 @@ def ask(requests: AskingRank) -> None:
             requests.make(master * size)
     mixed = width != master
     gathers = (requests.degree > 1 and plan.zero_stage > 0) or mixed
-    in_place, again = plan.zero_stage == 0, plan.zero_stage == 3
+    in_place, again = plan.zero_stage == 0 and plan.offload == "none", plan.zero_stage == 3
     segments = requests.segments()
     by_unit: dict[int, list[int]] = {}
     for index in requests.held:

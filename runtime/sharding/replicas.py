@@ -2,7 +2,7 @@
 
 Where masters have the compute dtype a module may run on them as they lie, and one buffer carries gradients from the flat
 input of the reduction to the optimizer. Source: torch 2.13, torch/distributed/fsdp/_fully_shard/{_fsdp_param_group,
-_fsdp_collectives}.py; the pull request that would make it so is not there yet, hence FSDPParam's private names.
+_fsdp_collectives}.py, whose private names are what there is to ask for it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 
 def run_in_place(units: Iterable[FSDPModule]) -> None:
-    """What a module computes with lies in the storage of its masters where both have one dtype; no reduction copies."""
+    """What a module computes with lies in the storage of its masters where both have one dtype; no reduction copies.
+
+    The masters must lie on the device. A tensor that is copied into itself is left alone.
+    """
     for unit in units:
         for group in unit._get_fsdp_state()._fsdp_param_groups:
             group._reduce_scatter_comm = _InPlace()
             for held in group.fsdp_params:
                 if held.param_dtype is None:
-                    held.all_gather_outputs = [held._sharded_param_data]  # what is copied into it is itself
+                    held.all_gather_outputs = [held._sharded_param_data]
                     held.free_unsharded_param = _keep
 
 

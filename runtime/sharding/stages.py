@@ -139,7 +139,7 @@ def shard(
         units.append(module)
     accept_and_give_plain(model, zero_stage)
     units[-1]._get_fsdp_state()._lazy_init()
-    if zero_stage == 0:
+    if zero_stage == 0 and offloading.what == "none":
         run_in_place(units)
     sharded = Sharded(model, tuple(units), zero_stage, precision, Scalars(scalars, mesh), sparse)
     live.add(sharded)
