@@ -10,7 +10,7 @@ from dsplan.planner.settings import Settings
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.config import resolve_batch
 from dsplan.schemas.layout import Layout
-from dsplan.schemas.plan import Plan
+from dsplan.schemas.plan import Engine, Plan
 from dsplan.schemas.problem import Problem
 
 
@@ -42,7 +42,7 @@ def candidates(
     for zero_stage in settings.zero:
         for precision in settings.precision:
             for tp, pp in _splits(settings, cluster, tp_limit, num_blocks):
-                reason = _no_such_offload(settings.offload, zero_stage) or _refused(
+                reason = no_such_offload(settings.engine, settings.offload, zero_stage) or _refused(
                     zero_stage, tp, pp, cluster, tp_limit, num_blocks, no_tp_rule
                 )
                 reason = reason or _no_such_split(settings, cluster, tp, pp, num_blocks)
@@ -134,12 +134,13 @@ def _no_such_split(settings: Settings, cluster: Cluster, tp: int, pp: int, num_b
     return None
 
 
-def _no_such_offload(offload: str, zero_stage: int) -> str | None:
-    """Source: deepspeed/runtime/engine.py: offload_param acts at stage 3 alone, offload_optimizer from stage 1 on."""
+def no_such_offload(engine: Engine, offload: str, zero_stage: int) -> str | None:
+    """Why nothing is offloaded there. Source: deepspeed/runtime/engine.py: offload_param acts at stage 3 alone,
+    offload_optimizer from stage 1 on; the native engine offloads the optimizer at every stage."""
     if offload == "param" and zero_stage != 3:
         return "offload param with a zero below 3: parameters are not sharded there"
-    if offload == "optimizer" and zero_stage == 0:
-        return "offload optimizer with zero 0: optimizer state is not sharded there"
+    if offload == "optimizer" and zero_stage == 0 and engine == "deepspeed":
+        return "offload optimizer with zero 0: DeepSpeed leaves the optimizer on the device there"
     return None
 
 

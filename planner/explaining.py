@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsplan.planner.asking import FITTING, fewest_gpus, largest, needs_length, probe, reach_of, trying
+from dsplan.planner.candidates import no_such_offload
 from dsplan.planner.memory import ledger
 from dsplan.planner.memory.device import host_phases
 from dsplan.planner.rows import Bench
@@ -226,10 +227,8 @@ def _merged(first: Plan, plan: Plan, changed: Plan) -> Plan:
 
 
 def _no_such(plan: Plan) -> bool:
-    return (
-        (plan.offload == "param" and plan.zero_stage != 3)
-        or (plan.offload == "optimizer" and plan.zero_stage == 0)
-        or (plan.layout.pp > 1 and plan.zero_stage > 1)
+    return no_such_offload(plan.engine, plan.offload, plan.zero_stage) is not None or (
+        plan.layout.pp > 1 and plan.zero_stage > 1
     )
 
 

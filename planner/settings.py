@@ -18,6 +18,7 @@ from dsplan.schemas.choices import (
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.companion import Companion
 from dsplan.schemas.config import AUTO, DsConfig, optimizer_spec
+from dsplan.schemas.offloading import offloading
 from dsplan.schemas.plan import Engine
 from dsplan.schemas.problem import Problem
 
@@ -190,7 +191,7 @@ def settle(
         "offload",
         (flags.offload, "flag"),
         (told.offload, "--args"),
-        (own.offload if own and own.offload != "none" else None, own_origin),
+        (_own_offload(own, flags.engine or ("deepspeed" if config else "native")) if own else None, own_origin),
         default="none",
     )
     spec = choose(
@@ -235,6 +236,12 @@ def settle(
         origins=tuple(origins),
         notes=tuple(_unlike(flags, companion, own)) if companion and own else (),
     )
+
+
+def _own_offload(own: DsConfig, engine: Engine) -> str | None:
+    """What the file offloads, as that engine reads it; None: nothing."""
+    offload = offloading(own.raw, own.zero_stage).what if engine == "native" else own.offload
+    return None if offload == "none" else offload
 
 
 def _unlike(flags: Flags, told: Companion, own: DsConfig) -> Iterator[str]:

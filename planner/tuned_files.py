@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dsplan.planner.models.load import Subject
+from dsplan.schemas import native_support
 from dsplan.schemas.cluster import Cluster
 from dsplan.schemas.config import read_config
 from dsplan.schemas.estimate import ModelFacts, Row
+from dsplan.schemas.offloading import offloading
 from dsplan.schemas.optimizer import OPTIMIZER_TYPES
 from dsplan.schemas.plan import Plan, PlanFile
 from dsplan.schemas.problem import Problem
@@ -25,6 +27,9 @@ DEFAULT_MOMENTUM = 0.9
 
 def plan_file(row: Row, facts: ModelFacts, cluster: Cluster, base: Mapping[str, Any], subject: Subject) -> PlanFile:
     plan = row.plan
+    config = tuned_config(base, plan, with_optimizer=subject.optimizer is None)
+    if plan.engine == "native":
+        _refuse_what_launch_would(config)
     return PlanFile(
         model={"source": facts.source, "params": facts.params, "shapes_sha256": facts.shapes_sha256},
         cluster=cluster.to_json(),
@@ -36,9 +41,20 @@ def plan_file(row: Row, facts: ModelFacts, cluster: Cluster, base: Mapping[str, 
         accumulation=plan.accumulation,
         recompute=plan.recompute,
         offload=plan.offload,
-        ds_config=tuned_config(base, plan, with_optimizer=subject.optimizer is None),
+        ds_config=config,
         predicted=row.to_json(),
     )
+
+
+def _refuse_what_launch_would(config: Mapping[str, Any]) -> None:
+    """Keys of the configuration that is tuned, beside those that the plan decides."""
+    wrong = [
+        f"{pointer[1:].replace('/', '.')}: {text}"
+        for pointer, level, text in native_support.reasons(config)
+        if level == "error"
+    ]
+    if wrong:
+        raise Problem(f"engine native cannot carry out this configuration, whatever the plan: {'; '.join(wrong)}")
 
 
 def write(tuned: Tuned, folder: Path) -> None:
@@ -67,7 +83,9 @@ def tuned_config(base: Mapping[str, Any], plan: Plan, *, with_optimizer: bool) -
     config.pop("bfloat16", None)
     zero = config.get("zero_optimization")
     config["zero_optimization"] = {**(zero if isinstance(zero, dict) else {}), "stage": plan.zero_stage}
-    if read_config(config).offload != plan.offload:
+    native = plan.engine == "native"
+    said = offloading(config, plan.zero_stage).what if native else read_config(config).offload
+    if said != plan.offload:
         for name in ("optimizer", "param"):
             config["zero_optimization"].pop(f"offload_{name}", None)
         for name in {"none": (), "optimizer": ("optimizer",), "param": ("optimizer", "param")}[plan.offload]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from dsplan.schemas.choices import Built, Offload, OptimizerSpec, PipelineSchedule, Recompute, ZeroKnobs
+from dsplan.schemas.config import read_config
 from dsplan.schemas.layout import Layout
+from dsplan.schemas.offloading import offloading
 from dsplan.schemas.validation import schema_errors
 
 Engine = Literal["native", "deepspeed"]
@@ -75,6 +77,28 @@ class PlanFile:
             "ds_config": self.ds_config,
             "predicted": self.predicted,
         }
+
+    def unlike_config(self) -> list[str]:
+        """Where ds_config, which is what runs, says something else than the plan: a line each."""
+        config = read_config(self.ds_config, "ds_config")
+        recompute = "recompute" in (self.ds_config.get("dsplan") or {})
+        pairs = {
+            "zero_stage": (self.zero_stage, config.zero_stage, "zero_optimization" in self.ds_config),
+            "precision": (self.precision, config.precision, bool({"fp16", "bf16", "bfloat16"} & set(self.ds_config))),
+            "micro_batch": (self.micro_batch, config.micro_batch, isinstance(config.micro_batch, int)),
+            "accumulation": (self.accumulation, config.accumulation, isinstance(config.accumulation, int)),
+            "recompute": (self.recompute, config.recompute, recompute),
+            "offload": (
+                self.offload,
+                offloading(self.ds_config, config.zero_stage).what if self.engine == "native" else config.offload,
+                "zero_optimization" in self.ds_config,
+            ),
+        }
+        return [
+            f"{name} is {mine}, but ds_config says {theirs}"
+            for name, (mine, theirs, said) in pairs.items()
+            if said and mine != theirs
+        ]
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> PlanFile:

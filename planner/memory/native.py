@@ -60,11 +60,12 @@ _remembered: dict[object, tuple[Trace, Any]] = {}
 
 def _once(trace: Trace, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
     """What `make` gives, remembered per trace and key."""
-    found = _remembered.get((id(trace), *key))
+    whole_key = (id(trace), *key)
+    found = _remembered.get(whole_key)
     if found is None or found[0] is not trace:
         if len(_remembered) > 20_000:
             _remembered.clear()
-        found = _remembered[(id(trace), *key)] = (trace, make())
+        found = _remembered[whole_key] = (trace, make())
     made: Made = found[1]
     return made
 

@@ -75,6 +75,7 @@ def launch(
     orders = Orders(
         config=None if script_config else config,
         source=str(target),
+        model_params=plan.model.get("params") if plan else None,
         strict=strict,
         folder="",
         launcher_pid=os.getpid(),
@@ -207,6 +208,9 @@ def _plan(raw: dict[str, Any], target: Path) -> PlanFile | None:
         plan = PlanFile.from_json(raw)
     except ValueError as error:
         raise Problem(f"{target}: {error}") from error
+    unlike = plan.unlike_config()
+    if unlike:
+        raise Problem(f"{target}: {'; '.join(unlike)}; launch runs ds_config: change both alike, or tune again")
     if plan.engine != "native":
         raise Problem(f"{target}: is a plan for engine {plan.engine}; tune with --engine native to launch it here")
     layout = plan.layout

@@ -30,6 +30,8 @@ class Orders:
     """Of each collective, likewise."""
     kept_batch: tuple[int, int] | None = None
     """After a restart: (global batch, micro-batch) of the first start, kept on any number of ranks."""
+    model_params: int | None = None
+    """Parameters of the model that the plan was made for."""
 
     @property
     def path(self) -> Path:

@@ -73,9 +73,19 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
         found(Flags(), "8", config=config)
 
 
-def test_offload_is_left_out_where_deepspeed_does_none() -> None:
+def test_offload_is_left_out_where_the_engine_does_none() -> None:
     plans, skipped = found(Flags(offload="param"), "1")
     assert [plan.zero_stage for plan in plans] == [3]
     assert sum(skipped.values()) == 3
-    plans, skipped = found(Flags(offload="optimizer"), "1")
+    plans, skipped = found(Flags(offload="optimizer", engine="deepspeed"), "1")
     assert [plan.zero_stage for plan in plans] == [1, 2, 3]
+    assert list(skipped) == ["offload optimizer with zero 0: DeepSpeed leaves the optimizer on the device there"]
+    plans, skipped = found(Flags(offload="optimizer", engine="native"), "1")
+    assert [plan.zero_stage for plan in plans] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("engine", "offload"), [("native", "optimizer"), ("deepspeed", "none")])
+def test_a_file_that_offloads_at_stage_0_is_read_as_its_engine_reads_it(engine, offload) -> None:
+    config = {"train_batch_size": 1, "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}
+    plans, _ = found(Flags(engine=engine), "1", config=config)
+    assert [plan.offload for plan in plans] == [offload]

@@ -389,6 +389,11 @@ def test_all_that_the_engine_cannot_carry_out_is_said_at_once_before_any_rank_st
         ({"dp_shard": 4}, "plan for dp 4 = 4 ranks, but 2 would be started"),
         ({"tp": 2, "dp_shard": 1}, "tp is 2, but the native engine carries out tp 1 only"),
         ({"engine": "deepspeed"}, "is a plan for engine deepspeed"),
+        (
+            {"offload": "param", "ds_config": {"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}},
+            "zero_stage is 2, but ds_config says 3; accumulation is 1, but ds_config says 4; "
+            "offload is param, but ds_config says none",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_run_as_it_is_is_refused(tmp_path, changes, why):
