@@ -40,13 +40,14 @@ def _no_effect(reason: str, *harmless: Any) -> Support:
 
 FSDP_OWN = "no effect: FSDP2 gathers and reduces block by block, without buckets"
 LATER = "is not carried out by the native engine yet; remove it, or use --engine deepspeed"
+SAME_MEAN = "no effect: the mean of the gradients is the same whether they are divided before their sum or after it"
 SILENT = "no effect: the native engine writes no such report"
 
 KEYS: dict[str, Support] = {
     # the step
     "managed_gradient_accumulation": _refused(LATER, True),
-    "prescale_gradients": _no_effect("no effect: it changes the rounding of a mean, and FSDP2 chooses that itself"),
-    "gradient_predivide_factor": _no_effect("no effect without prescale_gradients", 1),
+    "prescale_gradients": _no_effect(SAME_MEAN),
+    "gradient_predivide_factor": _no_effect(SAME_MEAN, 1),
     "gradient_allreduce_op": _refused("only mean is carried out by the native engine", "mean"),
     "seq_parallel_communication_data_type": _no_effect("no effect: there is no sequence parallelism", "fp32"),
     "sequence_parallel_size": _refused("sequence parallelism " + LATER, 1),
@@ -64,7 +65,8 @@ KEYS: dict[str, Support] = {
     ),
     "bf16.immediate_grad_update": _no_effect("no effect: gradients are reduced as backward goes", True, False),
     "torch_autocast.lower_precision_safe_modules": _no_effect(
-        "no effect: under autocast gradients are summed in fp32, or in communication_data_type"
+        "no effect: it names whose gradients DeepSpeed sends in half precision; here all are sent in fp32, or in "
+        "communication_data_type"
     ),
     # ZeRO
     "zero_optimization.allgather_partitions": _no_effect("no effect: nothing in DeepSpeed reads it either", True),
