@@ -66,6 +66,8 @@ def begin(folder: Path, tag: str) -> Path:
 
     Problem where another process is writing the same tag.
     """
+    if folder.exists() and not folder.is_dir():
+        raise Problem(f"{folder} is a file, but save_dir must be a folder, or a new one")
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / LATEST).is_dir():
         raise Problem(

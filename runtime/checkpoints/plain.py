@@ -13,27 +13,45 @@ MARKS = ("!tuple", "!items", "!counter", "!tensor")
 """An object with one of these as its only key stands for what JSON cannot say."""
 
 
+MOST_DEEP = 64
+"""Levels of containers: Python allows a thousand calls within each other, and each level takes several here and in json."""
+
+
 def encode(value: Any, where: str, *, tensors: bool = False) -> Any:
     """What json.dumps takes. Problem that names the place, as `client_state["best"]["loss"]`, where it cannot be told.
 
     tensors: those of few numbers are told too, as lists (a learning rate that is a tensor, a step).
     """
+    _refuse_endless(value, where)
+    return _encoded(value, where, tensors=tensors)
+
+
+def _refuse_endless(value: Any, where: str, depth: int = 0) -> None:
+    """Problem where a container holds itself, or is nested too deep."""
+    if depth > MOST_DEEP:
+        raise Problem(f"{where} is nested more than {MOST_DEEP} deep, or holds itself, which JSON cannot hold")
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    for member in inside:
+        _refuse_endless(member, where, depth + 1)
+
+
+def _encoded(value: Any, where: str, *, tensors: bool) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     for kind in (int, float, str):  # numpy's float64, a member of an enumeration of words
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, list):
-        return [encode(member, f"{where}[{index}]", tensors=tensors) for index, member in enumerate(value)]
+        return [_encoded(member, f"{where}[{index}]", tensors=tensors) for index, member in enumerate(value)]
     if isinstance(value, tuple):
-        return {"!tuple": [encode(member, f"{where}[{i}]", tensors=tensors) for i, member in enumerate(value)]}
+        return {"!tuple": [_encoded(member, f"{where}[{i}]", tensors=tensors) for i, member in enumerate(value)]}
     if isinstance(value, Mapping):
-        items = [(key, encode(member, f"{where}[{key!r}]", tensors=tensors)) for key, member in value.items()]
+        items = [(key, _encoded(member, f"{where}[{key!r}]", tensors=tensors)) for key, member in value.items()]
         if isinstance(value, Counter):
-            return {"!counter": [[encode(key, where), member] for key, member in items]}
+            return {"!counter": [[_encoded(key, where, tensors=tensors), member] for key, member in items]}
         if all(type(key) is str for key in value) and not (len(value) == 1 and items[0][0] in MARKS):
             return dict(items)
-        return {"!items": [[encode(key, where), member] for key, member in items]}
+        return {"!items": [[_encoded(key, where, tensors=tensors), member] for key, member in items]}
     torch: Any = sys.modules.get("torch")  # inspecting files needs none
     if tensors and torch is not None and isinstance(value, torch.Tensor) and value.numel() <= 1024:
         return {"!tensor": [str(value.dtype).removeprefix("torch."), value.detach().tolist()]}

@@ -124,7 +124,8 @@ def _agreed_names(engine: Engine, folder: Path, tag: str) -> tuple[Path, str, st
     agreed = str(told[0][1])
     if not places.is_tag(agreed):
         raise Problem(
-            f"{agreed!r} cannot be a checkpoint's tag: it must be the name of one folder, not begin with a dot, and not be latest"
+            f"{agreed[:40]!r}{'...' if len(agreed) > 40 else ''} cannot be a checkpoint's tag: it must be the name of one folder, "
+            "shorter than 200 bytes, not begin with a dot, and not be latest"
         )
     return Path(told[0][0]), agreed, f"dsplan/save/{told[0][2]}"
 

@@ -29,6 +29,18 @@ def test_what_is_encoded_comes_back_as_it_was(value):
     assert back == value and repr(back) == repr(value)
 
 
+def test_what_holds_itself_is_refused_and_what_is_there_twice_is_not():
+    own_dict, own_list, shared, deep = {}, [], [1], 3
+    own_dict["me"] = own_dict
+    own_list += [own_list, own_list]
+    for _ in range(3000):
+        deep = (deep,)
+    for value in (own_dict, {"best": own_list}, deep):
+        with pytest.raises(Problem, match=r"^it is nested more than 64 deep, or holds itself, which JSON cannot hold$"):
+            encode(value, "it")
+    assert encode([shared, shared], "it") == [[1], [1]]
+
+
 def test_counters_tensors_and_numbers_that_are_none():
     import torch
 
