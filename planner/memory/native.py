@@ -17,7 +17,7 @@ from dsplan.planner.memory.replay import Layer, Timeline, in_flight, items_at, t
 from dsplan.planner.memory.shards import Counts, Shards, part_of, shards
 from dsplan.schemas.ledger import Ledger, MemoryItem, Moment
 from dsplan.schemas.offloading import on_host
-from dsplan.schemas.optimizer import kernel_of, state_formula
+from dsplan.schemas.optimizer import kernel_of, product, state_formula
 from dsplan.schemas.plan import Plan
 from dsplan.schemas.trace import Trace
 from dsplan.schemas.units import PRECISION_BYTES, count, size
@@ -122,8 +122,24 @@ class _Rank:
             trainable=sums["trainable"],
             trainable_shard=sums["trainable_shard"],
             state_bytes=sizes.optimizer_state_bytes(self.optimizer, units),
-            temporaries=sizes.step_temporaries(self.optimizer, units),
+            temporaries=self._muon(units)
+            if self.optimizer.name == "muon"
+            else sizes.step_temporaries(self.optimizer, units),
         )
+
+    def _muon(self, units: tuple[int, ...]) -> int:
+        """Each matrix is gathered and orthogonalised whole: four of it (as gathered, normed, and before and after a product)
+        and four of its Gram matrix at once; of a square one seven. Beside them this rank's part of the momentum.
+
+        Source: runtime/optimizing/muon.py, of ns_method gram, in fp32.
+        """
+        most = 0
+        for shape in {param.shape for unit in units for param in self.trace.units[unit].params if param.trainable}:
+            if len(shape) == 2:
+                whole, square = product(shape), min(shape) ** 2
+                own = 7 * square if whole == square else 3 * whole + 4 * square
+                most = max(most, own + whole + -(-whole // self.degree))
+        return most
 
     def ledger(self) -> Ledger:
         states = items_at(self.states(), 0)

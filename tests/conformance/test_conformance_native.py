@@ -214,6 +214,13 @@ def test_optimizer_kernels_take_what_the_formula_says(kernel):
     assert formula.phase_bytes("step") == pytest.approx(rehearsed.phase_bytes("step"), rel=0.01)
 
 
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_muon_gathers_a_matrix_at_its_step(zero_stage):
+    of = plan(zero_stage, "fp32", seq_len=16, optimizer=OptimizerSpec(name="muon"))
+    formula, rehearsed = predicted(WIDE, of), rehearse(subject(*WIDE.items()), of)
+    assert formula.phase_bytes("step") == pytest.approx(rehearsed.phase_bytes("step"), rel=0.01)
+
+
 @pytest.mark.parametrize(("zero_stage", "accumulation"), [(0, 2), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)])
 def test_collectives_carry_what_the_placement_table_says(zero_stage, accumulation):
     """In parameters; FSDP2 keeps what lies outside the blocks gathered, so that stage 3 moves a little less."""
