@@ -26,7 +26,7 @@ def run_in_place(units: Iterable[FSDPModule]) -> None:
             for held in group.fsdp_params:
                 if held.param_dtype is None:
                     held.all_gather_outputs = [held._sharded_param_data]
-                    held.free_unsharded_param = _keep
+                    held.free_unsharded_param = _keep  # type: ignore[method-assign]
 
 
 def _keep() -> None:
