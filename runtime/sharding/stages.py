@@ -21,7 +21,7 @@ from dsplan.runtime.sharding.blocks import find_blocks
 from dsplan.runtime.sharding.methods import register_methods
 from dsplan.runtime.sharding.offloading import policies
 from dsplan.runtime.sharding.precision import Precision
-from dsplan.runtime.sharding.replicas import run_in_place
+from dsplan.runtime.sharding.replicas import Replicas
 from dsplan.runtime.sharding.scalars import Scalars
 from dsplan.runtime.sharding.sparse import SparseGradients, sparse_embeddings
 from dsplan.runtime.sharding.state_dicts import accept_and_give_plain
@@ -42,6 +42,7 @@ class Sharded:
     precision: Precision
     scalars: Scalars
     sparse: SparseGradients
+    replicas: Replicas
 
     @property
     def root(self) -> FSDPModule:
@@ -57,6 +58,7 @@ class Sharded:
 
     def after_backward(self, boundary: bool) -> None:
         """What FSDP2 does not reduce itself. A second backward before the step adds to the mean of the first."""
+        self.replicas.arrive()
         if boundary:
             self.scalars.reduce_gradients()
             self.sparse.reduce_gradients()
@@ -139,9 +141,10 @@ def shard(
         units.append(module)
     accept_and_give_plain(model, zero_stage)
     units[-1]._get_fsdp_state()._lazy_init()
+    replicas = Replicas()
     if zero_stage == 0 and offloading.what == "none":
-        run_in_place(units)
-    sharded = Sharded(model, tuple(units), zero_stage, precision, Scalars(scalars, mesh), sparse)
+        replicas.run_in_place(units, mesh)
+    sharded = Sharded(model, tuple(units), zero_stage, precision, Scalars(scalars, mesh), sparse, replicas)
     live.add(sharded)
     register_methods(sharded.root, sharded.drop_gathered)
     return sharded
