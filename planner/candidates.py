@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dsplan.planner.settings import Settings
+from dsplan.schemas.batch import resolve_batch
 from dsplan.schemas.cluster import Cluster
-from dsplan.schemas.config import resolve_batch
 from dsplan.schemas.layout import Layout
 from dsplan.schemas.plan import Engine, Plan
 from dsplan.schemas.problem import Problem

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from dsplan.runtime.data import Loader, build_loader
 from dsplan.runtime.optimizing.loss_scale import LossScale
-from dsplan.schemas.config import Batch, DsConfig
+from dsplan.schemas.batch import Batch
+from dsplan.schemas.config import DsConfig
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 

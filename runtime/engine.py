@@ -29,7 +29,8 @@ from dsplan.runtime.sharding.agreement import Doing, open_host_group, refuse_apa
 from dsplan.runtime.sharding.precision import loss_scaling
 from dsplan.runtime.sharding.stages import Sharded
 from dsplan.runtime.unanswered import UNANSWERED
-from dsplan.schemas.config import Batch, DsConfig
+from dsplan.schemas.batch import Batch
+from dsplan.schemas.config import DsConfig
 from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed.fsdp import FSDPModule

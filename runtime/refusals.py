@@ -10,7 +10,8 @@ from dsplan.runtime.measuring.asked import wrong_values
 from dsplan.runtime.optimizing.naming import wrong_options
 from dsplan.runtime.optimizing.schedules import wrong_params
 from dsplan.schemas import native_support
-from dsplan.schemas.config import Batch, ConfigError, DsConfig, fitting_ranks, named_block, read_config, resolve_batch
+from dsplan.schemas.batch import Batch, fitting_ranks, resolve_batch
+from dsplan.schemas.config import ConfigError, DsConfig, named_block, read_config
 from dsplan.schemas.known_keys import unknown_keys
 from dsplan.schemas.problem import Problem
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from dsplan.runtime.groups import carries_data, note
 from dsplan.runtime.launching.orders import current_orders, lay_over, with_kept_batch
 from dsplan.runtime.refusals import judge_whole
-from dsplan.schemas.config import Batch, DsConfig
+from dsplan.schemas.batch import Batch
+from dsplan.schemas.config import DsConfig
 from dsplan.schemas.jsonfile import SyntaxProblem, load_config_file, read_document
 from dsplan.schemas.problem import Problem
 from torch.optim import Optimizer

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dsplan.planner.rules.mechanism import ERROR, INFO, WARNING, Hit, replaced, rule
-from dsplan.schemas.config import BATCH_KEYS, DsConfig, resolve_batch
+from dsplan.schemas.batch import resolve_batch
+from dsplan.schemas.config import BATCH_KEYS, DsConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,7 +33,7 @@ from dsplan.runtime.checkpoints.tensors import (
     restore_groups,
 )
 from dsplan.runtime.groups import note
-from dsplan.schemas.config import fitting_ranks
+from dsplan.schemas.batch import fitting_ranks
 from dsplan.schemas.problem import Problem
 
 if TYPE_CHECKING:

@@ -1,9 +1,7 @@
 """What a DeepSpeed JSON means. Expected values: DeepSpeed 0.19.8's own constants and batch arithmetic."""
 
 import pytest
-from dsplan.schemas.config import Batch, ConfigError, optimizer_spec, read_config, resolve_batch
-from hypothesis import given
-from hypothesis import strategies as st
+from dsplan.schemas.config import ConfigError, optimizer_spec, read_config
 
 
 def test_defaults_are_those_of_0_19_8() -> None:
@@ -13,42 +11,6 @@ def test_defaults_are_those_of_0_19_8() -> None:
     assert config.knobs.prefetch_bucket_size == 5 * 10**7
     assert config.knobs.param_persistence_threshold == 10**5
     assert (config.fp16.initial_scale_power, config.fp16.loss_scale_window, config.fp16.hysteresis) == (16, 1000, 2)
-
-
-@pytest.mark.parametrize(
-    ("given_batch", "dp", "solved"),
-    [
-        ((32, None, None), 4, Batch(32, 8, 1)),
-        ((32, 2, None), 4, Batch(32, 2, 4)),
-        ((32, None, 2), 4, Batch(32, 4, 2)),
-        ((None, 2, None), 4, Batch(8, 2, 1)),
-        ((None, 2, 4), 4, Batch(32, 2, 4)),
-        ((32, 2, 4), 4, Batch(32, 2, 4)),
-    ],
-)
-def test_the_batch_equation_is_solved_as_deepspeed_does(
-    given_batch: tuple[int | None, int | None, int | None], dp: int, solved: Batch
-) -> None:
-    assert resolve_batch(*given_batch, dp) == solved
-
-
-@pytest.mark.parametrize(
-    ("given_batch", "dp"),
-    [((64, 4, 8), 1), ((2, None, None), 4), ((30, 4, None), 2), ((None, None, 4), 1), ((32, 0, None), 1)],
-)
-def test_a_batch_without_a_whole_answer_is_refused(
-    given_batch: tuple[int | None, int | None, int | None], dp: int
-) -> None:
-    with pytest.raises(ValueError):
-        resolve_batch(*given_batch, dp)
-
-
-@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
-def test_any_two_of_the_three_give_back_the_third(micro_batch: int, accumulation: int, dp: int) -> None:
-    whole = Batch(micro_batch * accumulation * dp, micro_batch, accumulation)
-    assert resolve_batch(whole.global_batch, micro_batch, None, dp) == whole
-    assert resolve_batch(whole.global_batch, None, accumulation, dp) == whole
-    assert resolve_batch(None, micro_batch, accumulation, dp) == whole
 
 
 def test_all_reasons_are_said_at_once() -> None:
