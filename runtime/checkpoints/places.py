@@ -75,7 +75,8 @@ def begin(folder: Path, tag: str) -> Path:
         )
     put_back(folder)
     if decided_latest(folder) is not None:
-        os.replace(folder / f"{ASIDE}{LATEST}", folder / LATEST)
+        with contextlib.suppress(FileNotFoundError):  # the save that decided it is alive, and has done it
+            os.replace(folder / f"{ASIDE}{LATEST}", folder / LATEST)
     aside = aside_of(folder, tag)
     if aside not in _writing and _is_being_written(aside):
         raise Problem(f"{aside} is being written by another process; give each run a folder of its own")
@@ -83,7 +84,7 @@ def begin(folder: Path, tag: str) -> Path:
         for left in folder.glob(f"{prefix}*"):
             if left != aside and (left in _writing or _is_being_written(left)):
                 continue
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
     _let_go(aside)
     aside.mkdir()
     with contextlib.suppress(OSError):  # a file system without locks
@@ -132,9 +133,20 @@ def put_in_place(folder: Path, tag: str, *, save_latest: bool) -> None:
     aside.rename(place)
     sync_folder(folder)
     if save_latest:
-        os.replace(wanted, folder / LATEST)
+        _name_latest(folder, tag)
         sync_folder(folder)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _name_latest(folder: Path, tag: str) -> None:
+    """Where several runs save into one folder, another's save may meanwhile have done it, or taken it for a leftover."""
+    wanted, latest = folder / f"{ASIDE}{LATEST}", folder / LATEST
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(wanted, latest)
+    if not latest.is_file() or latest.read_text("utf-8") != tag:
+        write_whole(wanted, tag)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(wanted, latest)
 
 
 def remove_older(folder: Path, keep_last: int) -> None:

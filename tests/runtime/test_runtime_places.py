@@ -83,6 +83,30 @@ def test_two_engines_of_one_process_write_side_by_side(tmp_path):
     assert sorted(complete_tags(tmp_path)) == ["one", "two"]
 
 
+@pytest.mark.parametrize("other", ["done it", "cleaned up", "decided another"])
+def test_another_run_that_saves_there_meanwhile_does_not_end_this_one(tmp_path, monkeypatch, other):
+    """Between the folder's name and `latest`: its begin has given `latest` the tag, or its own save comes in between."""
+    wanted = tmp_path / ".partial_latest"
+    aside = places.begin(tmp_path, "step2")
+    fill(aside, "step2", "two")
+    meanwhile = {
+        "done it": lambda: places.os.rename(wanted, tmp_path / "latest"),
+        "cleaned up": wanted.unlink,
+        "decided another": lambda: wanted.write_text("step7", "utf-8"),
+    }[other]
+
+    def between(folder, sync=places.sync_folder):
+        sync(folder)
+        if wanted.exists():
+            monkeypatch.undo()
+            meanwhile()
+
+    monkeypatch.setattr(places, "sync_folder", between)
+    places.put_in_place(tmp_path, "step2", save_latest=True)
+    assert (tmp_path / "latest").read_text("utf-8") == "step2"
+    assert not wanted.exists()
+
+
 @pytest.mark.parametrize("again", ["step2", "step1"])
 def test_whenever_a_save_is_killed_what_was_complete_is_loaded_and_the_next_save_cleans_up(
     tmp_path, monkeypatch, again
