@@ -22,12 +22,12 @@ WRITERS = {
 def contents_text(contents: Contents) -> str:
     """A block for each checkpoint, in the order of their steps."""
     blocks = ["\n".join(_block(each)) for each in contents.checkpoints]
-    ends = []
-    if contents.latest is not None and contents.latest not in {each.tag for each in contents.checkpoints}:
-        ends.append(f"latest names {contents.latest}")
+    ends, tags = [], {each.tag for each in contents.checkpoints}
+    if contents.latest is not None and contents.latest not in tags:
+        ends.append(f"latest names {contents.latest[:60]!r}, which is no checkpoint there")
     for name in contents.leftovers:
         ends.append(f"{name}: left by a save that was cut off")
-    if len(contents.checkpoints) > 1:
+    if len(contents.checkpoints) > 1 or (contents.latest is not None and contents.latest not in tags):
         ends.append(f"newest complete: {contents.newest_complete or 'none'}")
     return "\n\n".join([*blocks, *(["\n".join(ends)] if ends else [])])
 

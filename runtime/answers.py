@@ -1,7 +1,9 @@
-"""What DeepSpeed's engine answers when it is asked about itself; nothing here trains or communicates."""
+"""What DeepSpeed's engine answers when it is asked about itself, or told another batch or rate; nothing here trains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +12,7 @@ from dsplan.runtime.data import Loader, build_loader
 from dsplan.runtime.optimizing.loss_scale import LossScale
 from dsplan.schemas.batch import Batch
 from dsplan.schemas.config import DsConfig
+from dsplan.schemas.problem import Problem
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
@@ -60,6 +63,24 @@ class Answers:
 
     def gradient_accumulation_steps(self) -> int:
         return self._batch.accumulation
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Another global batch from here on, by more or fewer micro-batches of the same size."""
+        at_once = self._batch.micro_batch * self.world_size
+        if train_batch_size <= 0 or train_batch_size % at_once:
+            raise Problem(
+                f"train_batch_size {train_batch_size} is no multiple of micro-batch {self._batch.micro_batch} x dp "
+                f"{self.world_size} = {at_once}"
+            )
+        self._batch = replace(self._batch, global_batch=train_batch_size, accumulation=train_batch_size // at_once)
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Another micro-batch at the same accumulation, and so another global batch."""
+        self._batch = replace(
+            self._batch,
+            micro_batch=micro_batch_size,
+            global_batch=micro_batch_size * self._batch.accumulation * self.world_size,
+        )
 
     def managed_gradient_accumulation(self) -> bool:
         return True
@@ -182,6 +203,18 @@ class Answers:
     def was_step_applied(self) -> bool:
         """Whether the last step() changed the weights: not between boundaries, nor where it was skipped."""
         return self._step_applied
+
+    def set_lr(self, lr: float | Sequence[float]) -> None:
+        """The learning rate of every group, or of each. A schedule that steps later has the last word."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        rates = [float(lr)] * len(groups) if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
+        if len(rates) != len(groups):
+            raise Problem(f"set_lr was given {len(rates)} learning rates, but the optimizer has {len(groups)} groups")
+        for group, rate in zip(groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def get_lr(self) -> list[float]:
         return self._of_groups("lr")

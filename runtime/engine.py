@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from dsplan.runtime.measuring.meter import Meter
     from dsplan.runtime.measuring.monitors import Monitor
     from dsplan.runtime.measuring.wall_clock import WallClock
+
+
+MANY_BACKWARDS = 8
+"""As many in a row are hardly the losses of one step."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         self._boundary: bool | None = None
         self._step_began = 0  # micro_steps at the end of the last optimizer step
         self._backward_ran = False
+        self._unstepped = 0  # backward passes since the last step()
+        self._stepping = False
         self._in_no_sync = False
         self._training_together = False  # this step's first micro-batch has found every rank training
         self._step_applied = False
@@ -100,6 +106,8 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         self.is_compiled = False
         self.checkpoint_options = parts.config.checkpoints
         self.pending_save: Background | None = None
+        if isinstance(self.optimizer, Optimizer):
+            self.optimizer.register_step_pre_hook(self._refuse_own_step)
         self.tell_optimizer()
         open_host_group()
         values.know(self)
@@ -180,6 +188,11 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         """loss: as the script has it; nan where it has not said."""
         self._sharded.after_backward(boundary)
         self._backward_ran = True
+        self._unstepped += self._boundary is None and not self._in_no_sync
+        if self._unstepped == MANY_BACKWARDS:
+            note(
+                f"engine.backward has run {MANY_BACKWARDS} times without engine.step(); it goes after each of them, at a boundary or not"
+            )
         for observer in self.observers:
             observer.backward_ends(loss)
 
@@ -199,6 +212,7 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         self.micro_steps += 1
         self._step_applied = False
         self._backward_ran = False
+        self._unstepped = 0
         if not boundary:
             return
         for observer in self.observers:
@@ -233,6 +247,7 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
 
     def _step_optimizer(self, optimizer: Optimizer) -> None:
         """Problem where the first step fails: an optimizer that is made for whole tensors, perhaps."""
+        self._stepping = True
         try:
             optimizer.step()
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
@@ -244,6 +259,15 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
                 "over shards (DTensors), so it must work element by element, as AdamW and SGD do",
                 user_traceback="".join(traceback.format_exception(error)),
             ) from error
+        finally:
+            self._stepping = False
+
+    def _refuse_own_step(self, *_: Any) -> None:
+        if not self._stepping:
+            raise Problem(
+                "optimizer.step() is called by the script, which neither unscales nor clips gradients and leaves schedule and "
+                "counters behind; call engine.step() in its place"
+            )
 
     def _update(self) -> bool:
         """Unscale and clip the gradients; False where they are not finite, on every rank alike."""
@@ -311,24 +335,6 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         """From now on the caller says which micro-batch ends a step."""
         self._boundary = is_boundary
 
-    def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Another global batch from here on, by more or fewer micro-batches of the same size."""
-        at_once = self._batch.micro_batch * self.world_size
-        if train_batch_size <= 0 or train_batch_size % at_once:
-            raise Problem(
-                f"train_batch_size {train_batch_size} is no multiple of micro-batch {self._batch.micro_batch} x dp "
-                f"{self.world_size} = {at_once}"
-            )
-        self._batch = replace(self._batch, global_batch=train_batch_size, accumulation=train_batch_size // at_once)
-
-    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Another micro-batch at the same accumulation, and so another global batch."""
-        self._batch = replace(
-            self._batch,
-            micro_batch=micro_batch_size,
-            global_batch=micro_batch_size * self._batch.accumulation * self.world_size,
-        )
-
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of the backward passes inside stay on their rank, until one outside ends the step. Stages 0 and 1."""
@@ -349,18 +355,6 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, also what is summed up of a step that has not ended."""
         self._sharded.drop_gradients()
-
-    def set_lr(self, lr: float | Sequence[float]) -> None:
-        """The learning rate of every group, or of each. A schedule that steps later has the last word."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        rates = [float(lr)] * len(groups) if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
-        if len(rates) != len(groups):
-            raise Problem(f"set_lr was given {len(rates)} learning rates, but the optimizer has {len(groups)} groups")
-        for group, rate in zip(groups, rates, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
 
     # --- what tunes and measures ---
 

@@ -51,6 +51,10 @@ def launch(
 
     Options go before PLAN_OR_CONFIG. Exit code: that of the first rank that failed; 2 for what we refuse.
     """
+    if target.startswith("-"):
+        raise Problem(
+            f"launch has no option {target}; --ranks N sets the number of processes, and launch --help shows the rest"
+        )
     if engine is EngineName.deepspeed:
         raise Problem(
             "launch --engine deepspeed is not carried out yet; run the script with DeepSpeed's own launcher and the plan's "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from dsplan.runtime.checkpoints import manifest
 from dsplan.runtime.checkpoints.names import STATE
@@ -45,12 +47,17 @@ def is_whole_model(path: Path) -> bool:
 def tags_in(folder: Path) -> dict[str, Kind]:
     """The checkpoints in a folder, by name; what is aside is none."""
     found: dict[str, Kind] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=_by_number):
         if path.is_dir() and not path.name.startswith("."):
             kind = kind_of(path)
             if kind is not None:
                 found[path.name] = kind
     return found
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """global_step9 before global_step10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def latest_of(folder: Path) -> str | None:
@@ -69,13 +76,19 @@ def choose(path: Path) -> Chosen:
         return Chosen(path, kind)
     tags, latest = tags_in(path), latest_of(path)
     if not tags:
-        raise Problem(f"{path} holds no checkpoint: neither dsplan's, nor DeepSpeed's, nor a model in safetensors")
+        refuse_no_checkpoint(path)
     names = ", ".join(str(path / tag) for tag in list(tags)[:5])
     if latest is None:
         raise Problem(f"{path / LATEST} is absent, so name one of {names}")
     if latest not in tags:
         raise Problem(f"{path / LATEST} names {latest[:60]!r}, which is no checkpoint there; name one of {names}")
     return Chosen(path / latest, tags[latest])
+
+
+def refuse_no_checkpoint(path: Path) -> NoReturn:
+    text = f"{path} holds no checkpoint: neither dsplan's, nor DeepSpeed's, nor a model in safetensors"
+    left = sorted(entry.name for entry in path.glob(f"{manifest.ASIDE}*") if entry.is_dir())
+    raise Problem(text + (f"; {left[0]} was left by a save that was cut off, or is being written" if left else ""))
 
 
 def refuse_no_folder(path: Path) -> None:

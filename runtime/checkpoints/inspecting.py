@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsplan.runtime.checkpoints import manifest
-from dsplan.runtime.checkpoints.choosing import kind_of, latest_of, refuse_no_folder, tags_in
+from dsplan.runtime.checkpoints.choosing import kind_of, latest_of, refuse_no_checkpoint, refuse_no_folder, tags_in
 from dsplan.runtime.checkpoints.held import held_tensors
 from dsplan.runtime.checkpoints.names import MODEL, STATE
 from dsplan.runtime.checkpoints.places import LATEST, REMOVED, REPLACED
@@ -49,7 +49,9 @@ def verify(path: Path) -> Verified:
     found = {tag: tuple(_all_faults(folder / tag, kind)) for tag, kind in tags.items()}
     whole = [(tag, _steps(folder / tag, tags[tag])) for tag, faults in found.items() if not faults]
     latest, fault = latest_of(folder), None
-    if folder == path and latest is not None and latest not in tags:
+    if folder == path and (folder / LATEST).is_dir():
+        fault = f"{folder / LATEST}: is a folder, but must be the file that names the newest checkpoint; move it away"
+    elif folder == path and latest is not None and latest not in tags:
         fault = f"{folder / LATEST}: names {latest[:60]!r}, which is no checkpoint there"
     kinds = set(tags.values())
     return Verified(
@@ -71,7 +73,7 @@ def _tags(path: Path) -> tuple[Path, dict[str, Kind]]:
         return path.parent, {path.name: kind}
     tags = tags_in(path)
     if not tags:
-        raise Problem(f"{path} holds no checkpoint: neither dsplan's, nor DeepSpeed's, nor a model in safetensors")
+        refuse_no_checkpoint(path)
     return path, tags
 
 

@@ -38,9 +38,13 @@ def _refuse_endless(value: Any, where: str, depth: int = 0) -> None:
 def _encoded(value: Any, where: str, *, tensors: bool) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
-    for kind in (int, float, str):  # numpy's float64, a member of an enumeration of words
-        if isinstance(value, kind):
-            return kind(value)
+    # numpy's float64, a member of an enumeration of words: what it is, whatever its class makes of str(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, list):
         return [_encoded(member, f"{where}[{index}]", tensors=tensors) for index, member in enumerate(value)]
     if isinstance(value, tuple):

@@ -58,6 +58,31 @@ def test_inspect_tells_scripts_what_there_is(imported):
     assert (second["num_parameters"], second["num_tensors"], second["client_state"]) == (344, 17, ["epoch", "note"])
 
 
+def test_what_stands_in_the_way_of_latest_is_told(imported):
+    (imported / "latest").write_text("\0", "utf-8")
+    assert "latest names '\\x00', which is no checkpoint there" in dsplan("checkpoint", "inspect", str(imported)).out
+    (imported / "latest").unlink()
+    (imported / "latest").mkdir()
+    done = dsplan("checkpoint", "verify", str(imported))
+    assert done.code == 1
+    assert "latest: is a folder, but must be the file that names the newest checkpoint; move it away" in done.out
+
+
+def test_checkpoints_are_in_the_order_of_their_numbers(imported):
+    for number in (10, 9):
+        shutil.copytree(imported / "global_step3", imported / f"global_step{number}")
+    lines = dsplan("checkpoint", "verify", str(imported)).out.splitlines()
+    told = [line.partition(":")[0] for line in lines if line.startswith("global_step")]
+    assert told == [f"global_step{number}" for number in (3, 4, 9, 10)]
+
+
+def test_a_folder_with_nothing_but_what_a_save_left_says_so(tmp_path):
+    (tmp_path / ".partial_global_step9").mkdir()
+    done = dsplan("checkpoint", "verify", str(tmp_path))
+    assert done.code == 2
+    assert ".partial_global_step9 was left by a save that was cut off, or is being written" in done.err
+
+
 def test_verify_names_the_damaged_file_and_the_newest_complete_one(imported):
     assert dsplan("checkpoint", "verify", str(imported)).out == "global_step3: complete\nglobal_step4: complete\n"
     flip(imported / "global_step4/model.safetensors")

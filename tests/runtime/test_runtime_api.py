@@ -268,6 +268,8 @@ def test_calls_that_cannot_be_meant_are_one_line():
         "rates": "set_lr was given 2 learning rates, but the optimizer has 1 groups",
         "no_sync": "no_sync does not go with zero stage 2, which keeps no gradient whole; use stage 0 or 1, or "
         "gradient_accumulation_steps",
+        "own step": "optimizer.step() is called by the script, which neither unscales nor clips gradients and leaves schedule "
+        "and counters behind; call engine.step() in its place",
         "apart": "rank 0 evaluates while rank 1 trains, at step 1; at zero stage 2 parameters are gathered from all ranks, so "
         "that each must do the same: give every rank as many batches, and evaluate, save, load and ask for state_dict on every "
         "rank",
@@ -290,6 +292,7 @@ def wrong_calls():
         "batch": refused(engine.set_train_batch_size, 17),
         "rates": refused(engine.set_lr, [0.1, 0.2]),
         "no_sync": refused(engine.no_sync().__enter__),
+        "own step": refused(engine.optimizer.step),
     }
     engine.backward(loss_of(engine(tokens), tokens), allreduce_gradients=True)  # as older releases spelt it
     engine.step()
@@ -299,6 +302,27 @@ def wrong_calls():
     else:
         lines["apart"] = refused(engine, tokens)
     return lines
+
+
+def test_a_loop_that_forgets_to_step_is_told_once():
+    [(lines, steps)] = run_ranks(1, never_steps)
+    assert steps == 0
+    assert lines == [
+        "dsplan: engine.backward has run 8 times without engine.step(); it goes after each of them, at a boundary or not"
+    ]
+
+
+def never_steps():
+    import contextlib
+    import io
+
+    from training import Net, batches, loss_of
+
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        engine, _, _ = engine_and_plain(Net, 1)
+        for tokens in batches(10):
+            engine.backward(loss_of(engine(tokens), tokens))
+    return [line for line in said.getvalue().splitlines() if "engine." in line], engine.global_steps
 
 
 def test_one_config_on_all_ranks_or_the_key_is_named():

@@ -1,9 +1,11 @@
 """Python values through JSON and back."""
 
+import enum
 import json
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 from dsplan.runtime.checkpoints.plain import decode, encode
 from dsplan.schemas.problem import Problem
@@ -27,6 +29,24 @@ VALUES = st.recursive(
 def test_what_is_encoded_comes_back_as_it_was(value):
     back = decode(json.loads(json.dumps(encode(value, "it"))))
     assert back == value and repr(back) == repr(value)
+
+
+class Mode(str, enum.Enum):
+    BEST = "best"
+
+    def __str__(self):
+        return "another word"
+
+
+class Odd(int):
+    def __int__(self):
+        return 7
+
+
+def test_members_of_enumerations_and_subclasses_are_what_json_writes_of_them():
+    given_values = [Mode.BEST, Odd(3), np.float64(0.5)]
+    assert encode(given_values, "it") == ["best", 3, 0.5] == json.loads(json.dumps(given_values))
+    assert [type(value) for value in encode(given_values, "it")] == [str, int, float]
 
 
 def test_what_holds_itself_is_refused_and_what_is_there_twice_is_not():
