@@ -416,6 +416,7 @@ def test_what_tune_cannot_do_is_one_line(options: tuple[str, ...], words: tuple[
         (("none.json", "train.py"), ("none.json",)),
         (("CONFIG", "none.py"), ("none.py",)),
         (("--engine", "deepspeed", "CONFIG", "x.py"), ("deepspeed",)),
+        (("--nproc", "2", "CONFIG", "x.py"), ("launch has no option --nproc", "--ranks")),
     ],
 )
 def test_what_launch_cannot_start_is_one_line(words: tuple[str, ...], said: tuple[str, ...]) -> None:
