@@ -11,7 +11,7 @@ from dsplan.runtime.optimizing.naming import wrong_options
 from dsplan.runtime.optimizing.schedules import wrong_params
 from dsplan.schemas import native_support
 from dsplan.schemas.batch import Batch, fitting_ranks, resolve_batch
-from dsplan.schemas.config import ConfigError, DsConfig, named_block, read_config
+from dsplan.schemas.config import AUTO, BATCH_KEYS, ConfigError, DsConfig, named_block, read_config
 from dsplan.schemas.known_keys import unknown_keys
 from dsplan.schemas.problem import Problem
 
@@ -80,7 +80,7 @@ def judge_whole(
                 _known(config.train_batch_size), _known(config.micro_batch), _known(config.accumulation), dp
             )
         except ValueError as error:
-            verdict.refusals.append(f"{error}{_rank_counts(config, dp)}")
+            verdict.refusals.append(f"{error}{_rank_counts(config, dp)}{_autos(raw)}")
         # DeepSpeed lets stage 3 alone go without, for inference.
         if config.zero_stage in (1, 2) and not has_optimizer and config.optimizer is None:
             verdict.refusals.append(
@@ -90,6 +90,11 @@ def judge_whole(
     verdict.accepted()
     assert batch is not None
     return verdict, batch
+
+
+def _autos(raw: Mapping[str, Any]) -> str:
+    names = [name for name in BATCH_KEYS if raw.get(name) == AUTO]
+    return f'; {" and ".join(names)}: "auto" is filled in by the HF Trainer and Accelerate alone' if names else ""
 
 
 def _rank_counts(config: DsConfig, dp: int) -> str:
