@@ -93,6 +93,7 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         self._boundary: bool | None = None
         self._step_began = 0  # micro_steps at the end of the last optimizer step
         self._backward_ran = False
+        self._backward_open = False
         self._unstepped = 0  # backward passes since the last step()
         self._stepping = False
         self._in_no_sync = False
@@ -133,6 +134,7 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
                 output = self.module(*args, **kwargs)
             self._sharded.drop_gathered()  # no backward will
             return output
+        self._recover()
         self.together("trains")
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         chained = any(tensor.grad_fn is not None for tensor in inputs)
@@ -177,6 +179,8 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
 
     def begin_backward(self) -> bool:
         """Whether it ends the step's accumulation."""
+        self._recover()
+        self._backward_open = True
         for observer in self.observers:
             observer.backward_begins()
         self._keep_gathered(False)
@@ -184,9 +188,16 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
         self._sharded.before_backward(boundary)
         return boundary
 
+    def _recover(self) -> None:
+        """A backward that did not come to its end has raised, and the script goes on."""
+        if self._backward_open:
+            self._backward_open = False
+            self._sharded.recover()
+
     def end_backward(self, boundary: bool, loss: torch.Tensor) -> None:
         """loss: as the script has it; nan where it has not said."""
         self._sharded.after_backward(boundary)
+        self._backward_open = False
         self._backward_ran = True
         self._unstepped += self._boundary is None and not self._in_no_sync
         if self._unstepped == MANY_BACKWARDS:
@@ -354,6 +365,7 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop every gradient, also what is summed up of a step that has not ended."""
+        self._recover()
         self._sharded.drop_gradients()
 
     # --- what tunes and measures ---

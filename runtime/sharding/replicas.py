@@ -57,10 +57,10 @@ class Replicas:
         if before is not None:
             flat.div_(before)
         work = dist.all_reduce(flat, op=mean, group=ranks, async_op=True)
-        at_once = flat.dtype != group._orig_dtype or any(
-            held.sharded_param.grad is not None for held in group.fsdp_params
-        )
-        if at_once or after is not None:  # it is cast, added to a gradient or divided next
+        summed = any(held.sharded_param.grad is not None for held in group.fsdp_params)
+        if summed:  # a block that runs twice: what it is added to next must have arrived too
+            self.arrive()
+        if summed or after is not None or flat.dtype != group._orig_dtype:  # added to, divided or cast next
             work.wait()
             if after is not None:
                 flat.div_(after)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +27,12 @@ from dsplan.runtime.sharding.scalars import Scalars
 from dsplan.runtime.sharding.sparse import SparseGradients, sparse_embeddings
 from dsplan.runtime.sharding.state_dicts import accept_and_give_plain
 from dsplan.schemas.offloading import Offloading
+from dsplan.schemas.problem import Problem
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +63,22 @@ class Sharded:
         """What FSDP2 does not reduce itself. A second backward before the step adds to the mean of the first."""
         self.replicas.arrive()
         if boundary:
+            for held in self.held():  # of units that did not run at all: FSDP2 gives zeros to the others
+                master = held.sharded_param
+                if master.requires_grad and master.grad is None:
+                    master.grad = torch.zeros_like(master)
             self.scalars.reduce_gradients()
             self.sparse.reduce_gradients()
+
+    def held(self) -> Iterator[FSDPParam]:
+        for unit in self.units:
+            for group in unit._get_fsdp_state()._fsdp_param_groups:
+                yield from group.fsdp_params
+
+    def recover(self) -> None:
+        """After a backward that ended with an exception: what it had under way is lost."""
+        self.replicas.arrive()
+        self.root.reset_iter_state()
 
     def masters(self) -> dict[str, nn.Parameter]:
         """What the optimizer steps over, by name: fp32, and each a DTensor."""
@@ -69,23 +86,17 @@ class Sharded:
 
     def drop_gradients(self) -> None:
         """Every gradient, also those that are summed up on this rank alone and not yet reduced."""
-        for unit in self.units:
-            for group in unit._get_fsdp_state()._fsdp_param_groups:
-                for held in group.fsdp_params:
-                    held.sharded_param.grad = held.unsharded_accumulated_grad = None
-                    if hasattr(held, "_unsharded_param"):
-                        held._unsharded_param.grad = None
+        for held in self.held():
+            held.sharded_param.grad = held.unsharded_accumulated_grad = None
+            if hasattr(held, "_unsharded_param"):
+                held._unsharded_param.grad = None
         self.scalars.drop_gradients()
         self.sparse.drop_gradients()
 
     def behind(self) -> dict[int, nn.Parameter]:
         """By the id of each gathered copy that the module may have given out, the parameter that it is a copy of."""
         return {
-            id(held._unsharded_param): held.sharded_param
-            for unit in self.units
-            for group in unit._get_fsdp_state()._fsdp_param_groups
-            for held in group.fsdp_params
-            if hasattr(held, "_unsharded_param")
+            id(held._unsharded_param): held.sharded_param for held in self.held() if hasattr(held, "_unsharded_param")
         }
 
     def drop_gathered(self) -> None:
@@ -112,6 +123,7 @@ def shard(
     Each unit first gets the masters' type and becomes equal to rank 0, so that no more than one unit is ever held whole
     beside the shards on the device.
     """
+    _refuse_odd_parameters(model)
     device = own_device() if mesh.device_type == "cuda" else torch.device("cpu")
     scalars = {name: parameter for name, parameter in model.named_parameters() if parameter.dim() == 0}
     sparse = SparseGradients(sparse_embeddings(model, zero_stage), mesh, precision.compute)
@@ -148,6 +160,20 @@ def shard(
     live.add(sharded)
     register_methods(sharded.root, sharded.drop_gathered)
     return sharded
+
+
+def _refuse_odd_parameters(model: nn.Module) -> None:
+    """Problem where FSDP2 cannot hold a parameter."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise Problem(
+                f"parameter {name} is {parameter.dtype}, which FSDP2 does not hold; keep torch.view_as_real of it and compute "
+                "with torch.view_as_complex"
+            )
+        if parameter.numel() == 0:
+            raise Problem(
+                f"parameter {name} has shape {list(parameter.shape)}, so no elements, which FSDP2 does not hold; leave it out"
+            )
 
 
 def _policy(precision: Precision) -> MixedPrecisionPolicy:

@@ -96,3 +96,100 @@ def reduced():
 
 def test_gradients_lie_in_what_was_reduced():
     assert run_ranks(2, reduced) == [FP32 * PARAMETERS] * 2
+
+
+class Wrong(RuntimeError):
+    pass
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise Wrong
+
+
+class Twice(nn.Module):
+    """Its first block runs twice, and one never does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x, fails=False):
+        x = self.blocks[1](self.blocks[0](x))
+        x = Raises.apply(x) if fails else x
+        return self.head(self.blocks[0](x))
+
+
+def losses_of(step, forward):
+    """Of 20 steps; the third step's first backward raises and is caught; before the fifth all weights are halved."""
+    losses = []
+    for number in range(20):
+        batch = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(10 * number + dist.get_rank()))
+        loss = forward(batch).square().mean()
+        losses.append(loss.item())
+        step(number, batch, loss)
+    return losses
+
+
+def in_the_engine(zero_stage):
+    from dsplan.runtime import initialize
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        engine, *_ = initialize(
+            model=Twice(),
+            config={
+                **CONFIG,
+                "gradient_accumulation_steps": 1,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+                "zero_optimization": {"stage": zero_stage},
+            },
+        )
+
+    def step(number, batch, loss):
+        if number == 2:
+            with contextlib.suppress(Wrong):
+                engine.backward(engine(batch, fails=True).square().mean())
+            engine.zero_grad()
+            loss = engine(batch).square().mean()
+        engine.backward(loss)
+        engine.step()
+        if number == 4:
+            for parameter in engine.module.parameters():
+                parameter.data.mul_(0.5)
+
+    return losses_of(step, engine)
+
+
+def plainly():
+    net = Twice()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
+
+    def step(number, batch, loss):
+        loss.backward()
+        for parameter in net.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 4:
+            for parameter in net.parameters():
+                parameter.data.mul_(0.5)
+
+    return losses_of(step, net)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_blocks_run_twice_and_never_caught_exceptions_and_changed_weights(zero_stage):
+    """Against plain PyTorch whose gradients are averaged by hand; what is not used has gradients of zeros."""
+    for losses, expected in zip(run_ranks(2, in_the_engine, zero_stage), run_ranks(2, plainly), strict=True):
+        assert losses == pytest.approx(expected, rel=1e-5)
