@@ -377,11 +377,12 @@ def test_flags_narrow_down_what_tune_tries(tmp_path: Path) -> None:
 
 
 def test_what_is_not_offloaded_stays_so_at_any_stage_that_tune_chooses(tmp_path: Path) -> None:
-    """An offload block has no effect at stage 0; at the chosen stage it would have."""
+    """DeepSpeed takes an offload block as without effect at stage 0; at the chosen stage it would have one."""
     config = tmp_path / "ds_config.json"
     idle = {"stage": 0, "offload_optimizer": {"device": "cpu"}}
     config.write_text(json.dumps({"train_batch_size": 4, "bf16": {"enabled": True}, "zero_optimization": idle}))
-    done = dsplan("tune", *TUNED, "--config", str(config), "--zero", "2", "--format", "json", "-o", str(tmp_path))
+    asked = ("--engine", "deepspeed", "--config", str(config), "--zero", "2")
+    done = dsplan("tune", *TUNED, *asked, "--format", "json", "-o", str(tmp_path))
     assert done.code == 0, done.err
     assert {row["offload"] for row in json.loads(done.out)["rows"]} == {"none"}
     assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"] == {"stage": 2}

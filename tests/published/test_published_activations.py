@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from dsplan.planner.memory import ledgers
 from dsplan.planner.memory.native_passes import Way, divided
+from dsplan.planner.memory.native_widths import Widths
 from dsplan.planner.memory.replay import in_flight
 from dsplan.planner.models.load import ModelSubject
 from dsplan.planner.tracing.tracer import trace
@@ -87,6 +88,7 @@ def on_a_rank(tp: int, sequence_parallel: bool) -> int:
         sp=1,
         accumulation=1,
         replicated=True,
+        widths=Widths(compute=2, master=4, reduce=2),
     )
     return divided(*a_layer(), way)
 

@@ -56,7 +56,7 @@ def test_what_is_the_failure_of_a_collective():
 def test_without_a_launch_a_problem_is_told_by_the_scripts_line_and_other_errors_as_ever(monkeypatch, capsys):
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: print("as ever", file=sys.stderr))
     progress.chain_excepthook.__wrapped__()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     for error in (Problem("this\n  that", user_traceback="theirs\n"), ValueError("other")):
         try:
             raise error
