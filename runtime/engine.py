@@ -128,13 +128,13 @@ class Engine(Answers, Keeping, PlainBackward, nn.Module):
     # --- the loop ---
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._recover()
         if not torch.is_grad_enabled():
             self.together("evaluates")
             with self._autocast():
                 output = self.module(*args, **kwargs)
             self._sharded.drop_gathered()  # no backward will
             return output
-        self._recover()
         self.together("trains")
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         chained = any(tensor.grad_fn is not None for tensor in inputs)
