@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -90,14 +91,10 @@ class PlainBackward:
 
     def _fills_gradients(self) -> bool:
         """Not so in torch.autograd.grad(...), which only passes through."""
-        for unit in cast("Engine", self).units:
-            for group in unit._get_fsdp_state()._fsdp_param_groups:
-                for held in group.fsdp_params:
-                    gathered = getattr(held, "_unsharded_param", None)
-                    if gathered is not None and gathered.requires_grad and _is_reached(gathered):
-                        return True
+        sharded = cast("Engine", self).sharded
+        gathered = (held._unsharded_param for held in sharded.held() if hasattr(held, "_unsharded_param"))
         return any(
-            _is_reached(scalar) for scalar in cast("Engine", self).sharded.scalars.held() if scalar.requires_grad
+            _is_reached(leaf) for leaf in itertools.chain(gathered, sharded.scalars.held()) if leaf.requires_grad
         )
 
     def _begin_plain_backward(self) -> None:
